@@ -1,0 +1,2 @@
+//! thawd.
+fn main() {}

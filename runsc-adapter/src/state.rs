@@ -1,0 +1,169 @@
+//! runsc's own records: `<root>/<id>_sandbox:<sandbox id>.state`, JSON (gVisor `runsc/container/state_file.go`).
+//!
+//! Reading them costs no subprocess and, unlike every runsc command, does not match ids by prefix.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+const INFIX: &str = "_sandbox:";
+const SUFFIX: &str = ".state";
+
+/// Why a record cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// The root directory or the record cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The record is not what this runsc is known to write.
+    #[error("{} is not a record of runsc: {message}", path.display())]
+    Parse {
+        /// Which.
+        path: PathBuf,
+        /// What the decoder said.
+        message: String,
+    },
+}
+
+/// The fields of a record that Thaw uses.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Record {
+    /// Full container id.
+    pub id: String,
+    /// What runsc last wrote; the sandbox knows better.
+    pub status: Status,
+    /// The file system gofer's process on the host; 0: none.
+    #[serde(rename = "goferPid", default)]
+    pub gofer_pid: i32,
+    /// The bundle.
+    #[serde(rename = "bundleDir", default)]
+    pub bundle: PathBuf,
+    /// The sandbox.
+    pub sandbox: Sandbox,
+}
+
+/// The sandbox of a [`Record`].
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Sandbox {
+    /// Id of its root container.
+    pub id: String,
+    /// Its process on the host; 0: gone.
+    #[serde(default)]
+    pub pid: i32,
+    /// Its control socket; empty: none.
+    #[serde(rename = "controlSocketPath", default)]
+    pub control_socket: PathBuf,
+}
+
+/// State of a container in runsc's record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// Being created.
+    Creating,
+    /// Created.
+    Created,
+    /// Started.
+    Running,
+    /// Ended.
+    Stopped,
+    /// Paused.
+    Paused,
+}
+
+impl Record {
+    /// The record of the container with exactly this id, `None` if runsc has none.
+    pub fn load(root: &Path, id: &str) -> Result<Option<Record>, StateError> {
+        for (container, path) in records(root)? {
+            if container.0 == id {
+                return read(&path);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The records of all containers of a sandbox, the root container among them.
+    pub fn of_sandbox(root: &Path, sandbox: &str) -> Result<Vec<Record>, StateError> {
+        let mut found = Vec::new();
+        for (id, path) in records(root)? {
+            if id.1 == sandbox {
+                found.extend(read(&path)?);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Ids of the sandboxes under this root whose process lives.
+pub fn live_sandboxes(root: &Path) -> Result<BTreeSet<String>, StateError> {
+    let mut live = BTreeSet::new();
+    for (id, path) in records(root)? {
+        if live.contains(&id.1) {
+            continue;
+        }
+        if let Some(record) = read(&path)?
+            && is_sandbox(record.sandbox.pid, &record.sandbox.id)
+        {
+            live.insert(id.1);
+        }
+    }
+    Ok(live)
+}
+
+/// Whether this process is the living sandbox of this id: a reused process id or a zombie is not.
+pub fn is_sandbox(pid: i32, sandbox: &str) -> bool {
+    if pid <= 0 {
+        return false;
+    }
+    std::fs::read(format!("/proc/{pid}/cmdline"))
+        .is_ok_and(|line| line.split(|b| *b == 0).any(|arg| arg == sandbox.as_bytes()))
+}
+
+/// ((container id, sandbox id), path) of every record; a root that does not exist has none.
+fn records(root: &Path) -> Result<Vec<((String, String), PathBuf)>, StateError> {
+    let fail = |source| StateError::Read {
+        path: root.to_owned(),
+        source,
+    };
+    let entries = match std::fs::read_dir(root) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(fail)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(fail)?;
+        if let Some(ids) = entry.file_name().to_str().and_then(ids_of) {
+            found.push((ids, entry.path()));
+        }
+    }
+    Ok(found)
+}
+
+fn ids_of(name: &str) -> Option<(String, String)> {
+    let (container, sandbox) = name.strip_suffix(SUFFIX)?.split_once(INFIX)?;
+    Some((container.to_owned(), sandbox.to_owned()))
+}
+
+/// `None`: removed between the listing and now.
+fn read(path: &Path) -> Result<Option<Record>, StateError> {
+    let bytes = match std::fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(|source| StateError::Read {
+            path: path.to_owned(),
+            source,
+        })?,
+    };
+    serde_json::from_slice(&bytes)
+        .map(Some)
+        .map_err(|e| StateError::Parse {
+            path: path.to_owned(),
+            message: e.to_string(),
+        })
+}

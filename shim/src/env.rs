@@ -1,0 +1,29 @@
+//! What all containers of one shim share.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thaw_config::Config;
+
+use crate::publisher::Publisher;
+use crate::reaper::Reaper;
+
+/// See the module.
+pub(crate) struct Env {
+    pub(crate) config: Config,
+    /// containerd's namespace.
+    pub(crate) namespace: String,
+    /// Path of containerd's gRPC socket.
+    pub(crate) containerd_address: String,
+    /// Path of this shim's socket.
+    pub(crate) socket: PathBuf,
+    pub(crate) publisher: Publisher,
+    pub(crate) reaper: Reaper,
+}
+
+impl Env {
+    /// Time limit of ordinary runsc commands.
+    pub(crate) fn runsc_limit(&self) -> Duration {
+        self.config.deadlines.runsc()
+    }
+}

@@ -1,0 +1,142 @@
+//! The shim's end of the gate: see `thaw_proto::gate`.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recv,
+    send, socket_with,
+};
+use thaw_proto::gate::{FromLander, MAX_PACKET, ToLander};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Where one lander connects. The socket is removed when this is dropped.
+pub(crate) struct Gate {
+    path: PathBuf,
+    listener: AsyncFd<OwnedFd>,
+}
+
+impl Gate {
+    /// Listens at `path`, for this user only.
+    pub(crate) fn bind(path: PathBuf) -> std::io::Result<Gate> {
+        if let Some(dir) = path.parent() {
+            crate::paths::private_dir(dir)?;
+        }
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        bind(&listener, &SocketAddrUnix::new(&path)?)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+        listen(&listener, 1)?;
+        Ok(Gate {
+            path,
+            listener: AsyncFd::new(listener)?,
+        })
+    }
+
+    /// The next lander that connects. Safe to cancel.
+    pub(crate) async fn accept(&self) -> std::io::Result<Lander> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let connection = self
+            .listener
+            .async_io(Interest::READABLE, |listener| Ok(accept_with(listener, flags)?))
+            .await?;
+        let pid = rustix::net::sockopt::socket_peercred(&connection)?.pid;
+        Ok(Lander {
+            pid: pid.as_raw_nonzero().get(),
+            connection: AsyncFd::new(connection)?,
+        })
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// One connected lander.
+pub(crate) struct Lander {
+    /// Its process as the kernel knows it.
+    pub(crate) pid: i32,
+    connection: AsyncFd<OwnedFd>,
+}
+
+impl Lander {
+    /// Its next packet, `None` if it hung up. Safe to cancel.
+    pub(crate) async fn receive(&self) -> std::io::Result<Option<FromLander>> {
+        let mut packet = vec![0; MAX_PACKET];
+        let (len, _) = self
+            .connection
+            .async_io(Interest::READABLE, |connection| {
+                Ok(recv(connection, &mut packet, RecvFlags::DONTWAIT)?)
+            })
+            .await?;
+        if len == 0 {
+            return Ok(None);
+        }
+        serde_json::from_slice(&packet[..len])
+            .map(Some)
+            .map_err(|e| std::io::Error::other(format!("packet from lander not understood: {e}")))
+    }
+
+    /// Says something.
+    pub(crate) async fn send(&self, message: ToLander) -> std::io::Result<()> {
+        let packet = serde_json::to_vec(&message)?;
+        self.connection
+            .async_io(Interest::WRITABLE, |connection| {
+                Ok(send(connection, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
+            })
+            .await
+            .map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connect(path: &std::path::Path) -> OwnedFd {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        socket
+    }
+
+    #[tokio::test]
+    async fn packets_go_both_ways_and_a_hang_up_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gate.sock");
+        let gate = Gate::bind(path.clone()).unwrap();
+        let far = connect(&path);
+        let lander = gate.accept().await.unwrap();
+        assert_eq!(lander.pid, std::process::id().cast_signed());
+        let hello = FromLander::Hello {
+            pid: 1,
+            version: "x".into(),
+            runsc_version: None,
+        };
+        send(&far, &serde_json::to_vec(&hello).unwrap(), SendFlags::empty()).unwrap();
+        send(&far, &serde_json::to_vec(&FromLander::Ready).unwrap(), SendFlags::empty()).unwrap();
+        assert_eq!(lander.receive().await.unwrap(), Some(hello));
+        assert_eq!(lander.receive().await.unwrap(), Some(FromLander::Ready));
+        lander.send(ToLander::Go).await.unwrap();
+        let mut packet = [0; 64];
+        let (n, _) = recv(&far, &mut packet, RecvFlags::empty()).unwrap();
+        assert_eq!(&packet[..n], b"\"go\"");
+        send(&far, b"nonsense", SendFlags::empty()).unwrap();
+        assert!(lander.receive().await.is_err());
+        drop(far);
+        assert_eq!(lander.receive().await.unwrap(), None);
+        drop(gate);
+        assert!(!path.exists());
+    }
+}

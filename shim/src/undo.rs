@@ -1,0 +1,285 @@
+//! What was done for a container and must be undone with it, written to the bundle before it is done.
+//!
+//! The server undoes with what it knows. If it is gone, `delete` does it from the file alone: kills, unmounts, removes.
+//! Every step works on what may or may not be there, so undoing twice is fine.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use containerd_shim::Flags;
+use containerd_shim_protos::api::DeleteResponse;
+use protobuf::{Message, MessageField};
+use serde::{Deserialize, Serialize};
+use thaw_runsc::command::Runsc;
+use thaw_runsc::error::Failure;
+use thaw_runsc::state::{Record, live_sandboxes};
+use thaw_runsc::{RunscClient, Spawner, TokioSpawner, spec};
+
+use crate::bootstrap::{self, BootstrapError};
+use crate::netns::NetworkState;
+use crate::paths;
+use crate::process::ProcessRef;
+use crate::rootfs;
+
+/// All of `delete` must fit into 5 s.
+const KILL_LIMIT: Duration = Duration::from_millis(1500);
+const DELETE_LIMIT: Duration = Duration::from_millis(2000);
+/// Exit status of a container whose shim is gone.
+const KILLED: u32 = 137;
+
+/// The runsc that a container was created with.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RunscPart {
+    pub(crate) binary: PathBuf,
+    pub(crate) root: PathBuf,
+    #[serde(default)]
+    pub(crate) flags: BTreeMap<String, String>,
+}
+
+/// The content of `thaw-state.json`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct UndoState {
+    pub(crate) id: String,
+    pub(crate) namespace: String,
+    pub(crate) runsc: RunscPart,
+    /// `runsc create` was or is about to be run.
+    #[serde(default)]
+    pub(crate) created: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sandbox: Option<ProcessRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lander: Option<ProcessRef>,
+    /// Mounted by the shim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rootfs: Option<PathBuf>,
+    /// Directories in which a sandbox of this container may leave its filestore.
+    #[serde(default)]
+    pub(crate) filestore_dirs: Vec<PathBuf>,
+    /// The network namespace that the container joins and how it was before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) netns: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<NetworkState>,
+    /// Files and directories outside the bundle.
+    #[serde(default)]
+    pub(crate) paths: Vec<PathBuf>,
+    /// The shim's socket; the server removes it itself, last.
+    #[serde(default)]
+    pub(crate) socket: PathBuf,
+}
+
+impl UndoState {
+    /// Reads the file; `None` if there is none or it makes no sense.
+    pub(crate) fn load(bundle: &Path) -> Option<UndoState> {
+        let bytes = std::fs::read(bundle.join(paths::STATE_FILE)).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Writes the file.
+    pub(crate) fn save(&self, bundle: &Path) -> std::io::Result<()> {
+        paths::replace(&bundle.join(paths::STATE_FILE), &serde_json::to_vec(self)?)
+    }
+
+    /// Notes a path outside the bundle.
+    pub(crate) fn note_path(&mut self, path: PathBuf) {
+        if !self.paths.contains(&path) {
+            self.paths.push(path);
+        }
+    }
+
+    /// The client of this container's runsc.
+    pub(crate) fn client(&self, bundle: &Path, spawner: Arc<dyn Spawner>, limit: Duration) -> RunscClient {
+        let mut runsc = Runsc::new(&self.runsc.binary, &self.runsc.root).in_bundle(bundle);
+        runsc.flags.clone_from(&self.runsc.flags);
+        RunscClient::new(runsc, spawner, limit)
+    }
+
+    /// Ends lander, sandbox and gofer, whatever state they are in. What is still alive afterwards is named.
+    pub(crate) async fn kill(&self, limit: Duration) -> Vec<i32> {
+        let mut doomed: Vec<ProcessRef> = self.lander.into_iter().chain(self.sandbox).collect();
+        if self.created
+            && let Ok(Some(record)) = Record::load(&self.runsc.root, &self.id)
+        {
+            for pid in [record.sandbox.pid, record.gofer_pid] {
+                let Some(process) = ProcessRef::of(pid) else {
+                    continue;
+                };
+                // The record may be old and its numbers somebody else's by now.
+                if runs_for(pid, &self.id) && !doomed.contains(&process) {
+                    doomed.push(process);
+                }
+            }
+        }
+        let mut left = Vec::new();
+        for process in doomed {
+            if !process.kill(limit).await {
+                left.push(process.pid);
+            }
+        }
+        left
+    }
+
+    /// Removes the container from runsc. One that runsc does not know is removed already.
+    pub(crate) async fn forget(&self, client: &RunscClient) -> Result<(), String> {
+        if !self.created {
+            return Ok(());
+        }
+        match client.delete(&self.id, true).await {
+            Ok(()) => Ok(()),
+            Err(error) if matches!(error.failure, Failure::NotFound) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Removes filestores that dead sandboxes left where this container's root is.
+    pub(crate) fn remove_filestores(&self) -> Result<(), String> {
+        let live = live_sandboxes(&self.runsc.root).map_err(|e| e.to_string())?;
+        for dir in self.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
+            spec::remove_leftover_filestores(dir, &live)
+                .map_err(|e| format!("cannot remove filestores from {}: {e}", dir.display()))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the network namespace its addresses and routes back, if it is still there.
+    pub(crate) async fn put_network_back(&self) -> Result<(), String> {
+        let (Some(path), Some(state)) = (self.netns.clone(), self.network.clone()) else {
+            return Ok(());
+        };
+        if !path.exists() {
+            return Ok(());
+        }
+        let shown = path.display().to_string();
+        tokio::task::spawn_blocking(move || state.put_back(&path))
+            .await
+            .map_err(|e| e.to_string())?
+            .map_err(|e| format!("cannot put back the network of {shown}: {e}"))
+    }
+
+    /// Unmounts, and removes everything outside the bundle.
+    pub(crate) fn remove_files(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if let Some(rootfs) = &self.rootfs
+            && let Err(error) = rootfs::unmount(rootfs)
+        {
+            problems.push(format!("cannot unmount {}: {error}", rootfs.display()));
+        }
+        for path in &self.paths {
+            let removed = match std::fs::symlink_metadata(path) {
+                Ok(metadata) if metadata.is_dir() => std::fs::remove_dir_all(path),
+                Ok(_) => std::fs::remove_file(path),
+                Err(error) => Err(error),
+            };
+            match removed {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    problems.push(format!("cannot remove {}: {error}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        problems
+    }
+
+    /// Everything, in order. What could not be done is said.
+    pub(crate) async fn undo(&self, client: &RunscClient, kill_limit: Duration) -> Vec<String> {
+        let mut problems = Vec::new();
+        let left = self.kill(kill_limit).await;
+        if !left.is_empty() {
+            problems.push(format!("processes {left:?} do not end"));
+        }
+        problems.extend(self.forget(client).await.err());
+        problems.extend(self.remove_filestores().err());
+        problems.extend(self.put_network_back().await.err());
+        problems.extend(self.remove_files());
+        problems
+    }
+}
+
+/// Whether a process has this container's id among its arguments, as sandboxes and gofers have.
+fn runs_for(pid: i32, id: &str) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+        line.split(|byte| *byte == 0).any(|arg| {
+            arg == id.as_bytes() || arg.rsplit(|byte| *byte == b'/').next() == Some(id.as_bytes())
+        })
+    })
+}
+
+/// The `delete` action: containerd runs it after the server is gone, whether the container is or not.
+pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
+    let bundle = bootstrap::bundle(flags)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(bootstrap::io("start a runtime"))?;
+    let pid = runtime.block_on(async {
+        let Some(state) = UndoState::load(&bundle).filter(|state| state.id == flags.id) else {
+            // Nothing was done, or nobody can know what; the mount is at a known place.
+            let _ = rootfs::unmount(&bundle.join("rootfs"));
+            return 0;
+        };
+        let client = state.client(&bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
+        for problem in state.undo(&client, KILL_LIMIT).await {
+            eprintln!("{problem}");
+        }
+        let _ = std::fs::remove_file(&state.socket);
+        state.sandbox.map_or(0, |sandbox| sandbox.pid.cast_unsigned())
+    });
+    let response = DeleteResponse {
+        pid,
+        exit_status: KILLED,
+        exited_at: MessageField::some(crate::publisher::timestamp(SystemTime::now())),
+        ..DeleteResponse::default()
+    };
+    // Writing to memory fails only for unset required fields, which proto3 does not have.
+    let bytes = response.write_to_bytes().unwrap_or_default();
+    std::io::stdout()
+        .write_all(&bytes)
+        .map_err(bootstrap::io("write the reply"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_comes_back_as_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = UndoState {
+            id: "c".into(),
+            namespace: "default".into(),
+            created: true,
+            sandbox: ProcessRef::of(std::process::id().cast_signed()),
+            ..UndoState::default()
+        };
+        state.note_path("/x".into());
+        state.note_path("/x".into());
+        state.save(dir.path()).unwrap();
+        assert_eq!(UndoState::load(dir.path()), Some(state));
+        std::fs::write(dir.path().join(paths::STATE_FILE), "{").unwrap();
+        assert_eq!(UndoState::load(dir.path()), None);
+    }
+
+    #[tokio::test]
+    async fn undoing_what_was_hardly_begun_is_quiet_and_repeatable() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        std::fs::write(&socket, "").unwrap();
+        let trial = dir.path().join("trial");
+        std::fs::create_dir(&trial).unwrap();
+        std::fs::write(trial.join("file"), "").unwrap();
+        let state = UndoState {
+            id: "c".into(),
+            rootfs: Some(dir.path().join("rootfs")),
+            paths: vec![socket.clone(), trial.clone()],
+            ..UndoState::default()
+        };
+        let client = state.client(dir.path(), Arc::new(TokioSpawner), DELETE_LIMIT);
+        for _ in 0..2 {
+            assert_eq!(state.undo(&client, KILL_LIMIT).await, Vec::<String>::new());
+        }
+        assert!(!socket.exists() && !trial.exists());
+    }
+}

@@ -1,0 +1,10 @@
+//! What Thaw's suites, benchmarks and demo stand on: a shaped S3 server, a private containerd, network namespaces, images
+//! and guests.
+
+pub mod command;
+pub mod http;
+pub mod image;
+pub mod netns;
+pub mod node;
+pub mod s3;
+pub mod tools;

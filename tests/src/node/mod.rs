@@ -1,0 +1,22 @@
+//! A containerd of the test's own, with Thaw in it: own root, state, socket, configuration and namespace, all below one
+//! short directory that no other process uses.
+
+mod container;
+mod crash;
+mod files;
+mod leak;
+mod mounts;
+mod procs;
+mod rpc;
+mod running;
+mod settings;
+
+pub use container::{Container, Mount, Network, Stdio};
+pub use crash::Role;
+pub use files::Files;
+pub use leak::{Leaks, assert_clean};
+pub use mounts::below as mounts_below;
+pub use procs::Process;
+pub use rpc::RpcError;
+pub use running::{NodeError, NodeOptions, TestNode};
+pub use settings::Settings;
