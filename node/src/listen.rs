@@ -2,12 +2,10 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::unix::AsyncFd;
 use tokio::net::UnixListener;
 
 const BACKLOG: i32 = 256;
@@ -31,8 +29,9 @@ pub fn stream(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Listens on a `SOCK_SEQPACKET` socket; same rules as [`stream`].
-pub fn seqpacket(path: &Path) -> io::Result<Seqpacket> {
+/// Listens on a `SOCK_SEQPACKET` socket; same rules as [`stream`]. Its connections are of that kind too, although they come
+/// in tokio's type for streams, which only waits for them.
+pub fn seqpacket(path: &Path) -> io::Result<UnixListener> {
     remove_stale(path)?;
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -43,33 +42,7 @@ pub fn seqpacket(path: &Path) -> io::Result<Seqpacket> {
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
-    Ok(Seqpacket {
-        socket: AsyncFd::new(socket)?,
-    })
-}
-
-/// A listening `SOCK_SEQPACKET` socket.
-#[derive(Debug)]
-pub struct Seqpacket {
-    socket: AsyncFd<OwnedFd>,
-}
-
-impl Seqpacket {
-    /// The next connection, non-blocking and close-on-exec.
-    pub async fn accept(&self) -> io::Result<OwnedFd> {
-        loop {
-            let mut ready = self.socket.readable().await?;
-            let accepted = ready.try_io(|socket| {
-                Ok(rustix::net::accept_with(
-                    socket,
-                    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-                )?)
-            });
-            if let Ok(result) = accepted {
-                return result;
-            }
-        }
-    }
+    UnixListener::from_std(socket.into())
 }
 
 fn remove_stale(path: &Path) -> io::Result<()> {

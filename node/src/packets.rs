@@ -3,55 +3,64 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+use tokio::net::UnixStream;
 
 /// A received packet's length and descriptor.
 pub type Received = Option<(usize, Option<OwnedFd>)>;
 
-/// One connection, served by async tasks.
+/// One connection, served by async tasks. Tokio's type for streams waits for it; packets never pass through that type.
 #[derive(Debug)]
 pub struct Packets {
-    socket: AsyncFd<OwnedFd>,
+    socket: UnixStream,
 }
 
 impl Packets {
-    /// Takes a non-blocking socket.
-    pub fn new(socket: OwnedFd) -> io::Result<Packets> {
+    /// Takes a connection.
+    pub fn new(socket: UnixStream) -> Packets {
+        Packets { socket }
+    }
+
+    /// Connects to a listening `SOCK_SEQPACKET` socket.
+    pub fn connect(path: &Path) -> io::Result<Packets> {
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::io::ioctl_fionbio(&socket, true)?;
         Ok(Packets {
-            socket: AsyncFd::new(socket)?,
+            socket: UnixStream::from_std(socket.into())?,
         })
     }
 
     /// The next packet, `None` when the other side has gone. Cancel-safe.
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<Received> {
-        loop {
-            let mut ready = self.socket.readable().await?;
-            if let Ok(result) = ready.try_io(|socket| recv(socket, buffer)) {
-                return result;
-            }
-        }
+        self.socket
+            .async_io(Interest::READABLE, || recv(&self.socket, buffer))
+            .await
     }
 
     /// Sends one packet, with a descriptor if given.
     pub async fn send(&self, packet: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        loop {
-            let mut ready = self.socket.writable().await?;
-            if let Ok(result) = ready.try_io(|socket| send(socket, packet, fd)) {
-                return result;
-            }
-        }
+        self.socket
+            .async_io(Interest::WRITABLE, || send(&self.socket, packet, fd))
+            .await
     }
 
     /// The socket back, in blocking mode, for a thread of its own.
     pub fn into_blocking(self) -> io::Result<OwnedFd> {
-        let socket = self.socket.into_inner();
-        rustix::io::ioctl_fionbio(&socket, false)?;
-        Ok(socket)
+        let socket = self.socket.into_std()?;
+        socket.set_nonblocking(false)?;
+        Ok(socket.into())
     }
 }
 
@@ -118,7 +127,6 @@ pub fn send(socket: impl AsFd, packet: &[u8], fd: Option<BorrowedFd<'_>>) -> io:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
     fn pair() -> (OwnedFd, OwnedFd) {
         rustix::net::socketpair(
@@ -133,7 +141,8 @@ mod tests {
     #[tokio::test]
     async fn a_descriptor_travels_with_its_packet() {
         let (a, b) = pair();
-        let (a, b) = (Packets::new(a).unwrap(), Packets::new(b).unwrap());
+        let packets = |fd: OwnedFd| Packets::new(UnixStream::from_std(fd.into()).unwrap());
+        let (a, b) = (packets(a), packets(b));
         let file = tempfile::tempfile().unwrap();
         a.send(b"plain", None).await.unwrap();
         a.send(b"with", Some(file.as_fd())).await.unwrap();

@@ -173,6 +173,22 @@ impl RuntimeProbe {
     }
 }
 
+/// What belongs to a snapshot's key of a runsc and its flags. Defaults are those that runsc documents.
+pub fn facts(runsc: &Runsc, probe: &RuntimeProbe) -> thaw_proto::v1::RuntimeFacts {
+    thaw_proto::v1::RuntimeFacts {
+        runsc_path: probe.path.display().to_string(),
+        runsc_digest: probe.digest.clone(),
+        runsc_version: probe.version.clone(),
+        cpu_features: probe.cpu_features.clone(),
+        arch: std::env::consts::ARCH.to_owned(),
+        platform: runsc.flag("platform", "systrap").to_owned(),
+        network: runsc.flag("network", "sandbox").to_owned(),
+        overlay: runsc.flag("overlay2", "root:self").to_owned(),
+        directfs: runsc.flag("directfs", "true").to_owned(),
+        ..Default::default()
+    }
+}
+
 /// The binary's real path; a bare name is looked up in PATH.
 pub fn resolve(binary: &Path) -> Result<PathBuf, ProbeError> {
     let candidate = if binary.components().count() > 1 || binary.is_absolute() {

@@ -1,21 +1,22 @@
 //! The shim's end of the gate: see `thaw_proto::gate`.
 
+#[cfg(test)]
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, recv,
-    send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recv, send, socket_with,
 };
 use thaw_proto::gate::{FromLander, MAX_PACKET, ToLander};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::{UnixListener, UnixStream};
 
 /// Where one lander connects. The socket is removed when this is dropped.
 pub(crate) struct Gate {
     path: PathBuf,
-    listener: AsyncFd<OwnedFd>,
+    /// Accepts packet sockets just as well as streams.
+    listener: UnixListener,
 }
 
 impl Gate {
@@ -39,22 +40,15 @@ impl Gate {
         listen(&listener, 1)?;
         Ok(Gate {
             path,
-            listener: AsyncFd::new(listener)?,
+            listener: UnixListener::from_std(listener.into())?,
         })
     }
 
     /// The next lander that connects. Safe to cancel.
     pub(crate) async fn accept(&self) -> std::io::Result<Lander> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let connection = self
-            .listener
-            .async_io(Interest::READABLE, |listener| Ok(accept_with(listener, flags)?))
-            .await?;
-        let pid = rustix::net::sockopt::socket_peercred(&connection)?.pid;
-        Ok(Lander {
-            pid: pid.as_raw_nonzero().get(),
-            connection: AsyncFd::new(connection)?,
-        })
+        let (connection, _) = self.listener.accept().await?;
+        let pid = connection.peer_cred()?.pid().unwrap_or(0);
+        Ok(Lander { pid, connection })
     }
 }
 
@@ -68,7 +62,7 @@ impl Drop for Gate {
 pub(crate) struct Lander {
     /// Its process as the kernel knows it.
     pub(crate) pid: i32,
-    connection: AsyncFd<OwnedFd>,
+    connection: UnixStream,
 }
 
 impl Lander {
@@ -77,8 +71,8 @@ impl Lander {
         let mut packet = vec![0; MAX_PACKET];
         let (len, _) = self
             .connection
-            .async_io(Interest::READABLE, |connection| {
-                Ok(recv(connection, &mut packet, RecvFlags::DONTWAIT)?)
+            .async_io(Interest::READABLE, || {
+                Ok(recv(&self.connection, &mut packet, RecvFlags::DONTWAIT)?)
             })
             .await?;
         if len == 0 {
@@ -93,8 +87,8 @@ impl Lander {
     pub(crate) async fn send(&self, message: ToLander) -> std::io::Result<()> {
         let packet = serde_json::to_vec(&message)?;
         self.connection
-            .async_io(Interest::WRITABLE, |connection| {
-                Ok(send(connection, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
+            .async_io(Interest::WRITABLE, || {
+                Ok(send(&self.connection, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
             })
             .await
             .map(drop)

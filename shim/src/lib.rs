@@ -2,12 +2,24 @@
 //! restores a snapshot, and finds the way back to a normal start when it does not succeed.
 
 mod bootstrap;
+mod container;
+mod env;
+mod gate;
 mod logger;
+mod netns;
+mod node;
 mod order;
 mod paths;
+mod process;
 mod publisher;
 mod reaper;
+mod records;
+mod rootfs;
+mod server;
+mod service;
 mod status;
+mod stdio;
+mod undo;
 
 use std::process::ExitCode;
 

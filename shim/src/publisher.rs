@@ -7,9 +7,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-use containerd_shim_protos::api::Envelope;
-use containerd_shim_protos::events::{self};
+use containerd_shim_protos::events;
 use containerd_shim_protos::protobuf::MessageDyn;
+use containerd_shim_protos::shim::event::Envelope;
 use containerd_shim_protos::shim::events::ForwardRequest;
 use containerd_shim_protos::shim_async::EventsClient;
 use protobuf::well_known_types::any::Any;

@@ -55,10 +55,11 @@ impl Exit {
 
     /// Waits for the end. Safe to cancel.
     pub(crate) async fn wait(&mut self) -> Ended {
-        match self.0.wait_for(Option::is_some).await {
-            Ok(ended) => (*ended).expect("waited for it"),
+        let ended = self.0.wait_for(Option::is_some).await.map_or(None, |ended| *ended);
+        match ended {
+            Some(ended) => ended,
             // The reaper lives as long as the process; without it nothing can be said any more.
-            Err(_) => std::future::pending().await,
+            None => std::future::pending().await,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::bootstrap::{BootstrapError, io, start};
 use crate::env::Env;
 use crate::publisher::{Containerd, LogOnly, Publisher};
 use crate::reaper::Reaper;
-use crate::service::Shim;
+use crate::service::{Services, Shim};
 use crate::logger;
 
 /// How long the last events may take when the shim ends.
@@ -58,7 +58,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), BootstrapError> {
         let mut server = Server::new()
             .add_listener(listener)
             .register_service(task_services(&shim))
-            .register_service(thaw_proto::v1::rpc::create_shim(shim.clone()));
+            .register_service(thaw_proto::v1::rpc::create_shim(Arc::new(Services(shim.clone()))));
         server
             .start()
             .await
@@ -89,9 +89,9 @@ pub(crate) fn run(flags: &Flags) -> Result<(), BootstrapError> {
 /// The same implementation under the names of both dialects, which have the same methods and messages, and a service
 /// without methods for what containerd may ask for and Thaw does not offer: its calls are answered as unimplemented.
 fn task_services(shim: &Arc<Shim>) -> HashMap<String, Service> {
-    let mut services = create_task(shim.clone());
+    let mut services = create_task(Arc::new(Services(shim.clone())));
     services.extend(
-        create_task(shim.clone())
+        create_task(Arc::new(Services(shim.clone())))
             .into_values()
             .map(|service| (TASK_V2.to_owned(), service)),
     );

@@ -1,6 +1,6 @@
 //! What a call answers when it does not succeed, in containerd's status codes.
 
-use ttrpc::{Code, get_rpc_status};
+use ttrpc::{Code, get_status};
 
 /// The error of one Task or Shim call. The text says what was attempted and on what.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +57,7 @@ impl TaskError {
 
 impl From<TaskError> for ttrpc::Error {
     fn from(error: TaskError) -> Self {
-        get_rpc_status(error.code(), error.to_string())
+        ttrpc::Error::RpcStatus(get_status(error.code(), error.to_string()))
     }
 }
 

@@ -156,7 +156,10 @@ impl UndoState {
         tokio::task::spawn_blocking(move || state.put_back(&path))
             .await
             .map_err(|e| e.to_string())?
-            .map_err(|e| format!("cannot put back the network of {shown}: {e}"))
+            .map(|done| {
+                tracing::debug!(netns = shown, addresses = done.addresses, routes = done.routes, "network put back");
+            })
+            .map_err(|e| e.to_string())
     }
 
     /// Unmounts, and removes everything outside the bundle.

@@ -309,3 +309,150 @@ fn sentence(reason: Reason, nearest: &Summary, names: &[&str]) -> String {
         nearest.id.short()
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::summary::tests::{context, host, summary, wanted};
+
+    fn never(_: &SnapshotId) -> bool {
+        false
+    }
+
+    fn spec() -> serde_json::Value {
+        json!({"process": {"args": ["a", "b"], "env": ["MODE=1", "KEY=secret"]}})
+    }
+
+    #[test]
+    fn the_newest_that_this_host_can_run_is_chosen() {
+        let w = wanted(&spec());
+        let mut newest = summary(&w, 3);
+        newest.provenance.host.cpu_features.insert("amx".into());
+        let all = [summary(&w, 1), newest, summary(&w, 2)];
+        assert_eq!(choose(&all, &host(), &never).unwrap().id, all[2].id);
+        let not_two = |id: &SnapshotId| *id == all[2].id;
+        assert_eq!(choose(&all, &host(), &not_two).unwrap().id, all[0].id);
+        let miss = choose(&all, &host(), &|_| true).unwrap_err();
+        assert_eq!((miss.reason, miss.nearest), (Reason::Quarantined, Some(all[1].id)));
+        assert_eq!(
+            choose(&[], &host(), &never).unwrap_err().reason,
+            Reason::NoSnapshot
+        );
+    }
+
+    #[test]
+    fn hosts_that_cannot_run_it_are_told_why() {
+        let w = wanted(&spec());
+        let mut needs = summary(&w, 1);
+        needs.provenance.host.cpu_features.insert("avx512f".into());
+        let miss = choose(&[needs], &host(), &never).unwrap_err();
+        assert_eq!(miss.reason, Reason::CpuLacks);
+        assert!(miss.detail.contains("avx512f"), "{}", miss.detail);
+
+        let one = [summary(&w, 1)];
+        let mut other = host();
+        other.runsc_version = "v2".into();
+        let miss = choose(&one, &other, &never).unwrap_err();
+        assert_eq!(miss.reason, Reason::RunscDiffers);
+        assert!(miss.detail.contains("v1") && miss.detail.contains("v2"));
+        let mut rebuilt = host();
+        rebuilt.runsc_digest = "d2".into();
+        let miss = choose(&one, &rebuilt, &never).unwrap_err();
+        assert_eq!(miss.reason, Reason::RunscDiffers);
+        assert!(miss.detail.contains("d1") && miss.detail.contains("d2"));
+        let mut more = host();
+        more.cpu_features.insert("new".into());
+        assert!(choose(&one, &more, &never).is_ok());
+    }
+
+    #[test]
+    fn misses_are_explained_by_the_nearest() {
+        let stored = [summary(&wanted(&spec()), 1)];
+        let explained = |pointer: &str, value: serde_json::Value| {
+            let mut other = spec();
+            *other.pointer_mut(pointer).unwrap() = value;
+            explain(&wanted(&other), &stored, &never)
+        };
+        let args = explained("/process/args/1", json!("c"));
+        assert_eq!(args.reason, Reason::SpecDiffers);
+        assert!(args.detail.contains("process.args[1]"), "{}", args.detail);
+        assert_eq!(
+            args.differences,
+            [FieldDifference {
+                field: "process.args[1]".into(),
+                stored: "b".into(),
+                wanted: "c".into(),
+            }]
+        );
+        let env = explained("/process/env/1", json!("KEY=other"));
+        assert_eq!(env.reason, Reason::EnvDiffers);
+        assert_eq!(
+            env.differences,
+            [FieldDifference {
+                field: "process.env[KEY]".into(),
+                stored: String::new(),
+                wanted: String::new(),
+            }]
+        );
+        let fewer = explained("/process/args", json!(["a"]));
+        assert_eq!(fewer.differences[0].wanted, ABSENT);
+        assert_eq!(
+            explain(&wanted(&spec()), &[], &never).reason,
+            Reason::NoSnapshot
+        );
+    }
+
+    #[test]
+    fn scope_is_explained_too() {
+        let stored = [summary(&wanted(&spec()), 1)];
+        let explained = |change: fn(&mut crate::distil::Context)| {
+            let mut c = context();
+            change(&mut c);
+            explain(&Wanted::new(&spec(), &c, host()).unwrap(), &stored, &never)
+        };
+        let series = explained(|c| c.machine_series = "series-2".into());
+        assert_eq!(series.reason, Reason::MachineSeriesDiffers);
+        assert_eq!(series.differences[0].stored, "series-1");
+        assert_eq!(explained(|c| c.rootfs = "sha256:bb".into()).reason, Reason::ImageDiffers);
+        let platform = explained(|c| c.platform = "kvm".into());
+        assert_eq!(platform.reason, Reason::SpecDiffers);
+        assert_eq!(platform.differences[0].field, "runsc.platform");
+        let fact = explained(|c| {
+            c.facts.insert("model".into(), "m".into());
+        });
+        assert_eq!(fact.differences[0].field, "annotations[thaw.dev/fact.model]");
+        assert_eq!(fact.differences[0].stored, ABSENT);
+        let overlay = explained(|c| c.overlay = "root:dir=/x".into());
+        assert!(overlay.differences.is_empty(), "{overlay:?}");
+    }
+
+    #[test]
+    fn the_nearest_differs_in_the_fewest_fields() {
+        let near = json!({"process": {"args": ["a", "b"], "env": ["MODE=2", "KEY=secret"]}});
+        let far = json!({"process": {"args": ["x", "y"]}});
+        let stored = [summary(&wanted(&near), 1), summary(&wanted(&far), 9)];
+        let miss = explain(&wanted(&spec()), &stored, &never);
+        assert_eq!((miss.reason, miss.nearest), (Reason::EnvDiffers, Some(stored[0].id)));
+        let equal = [summary(&wanted(&near), 1), summary(&wanted(&near), 2)];
+        let miss = explain(&wanted(&spec()), &equal, &never);
+        assert_eq!(miss.nearest, Some(equal[1].id));
+    }
+
+    #[test]
+    fn an_equal_key_is_explained_by_the_host() {
+        let mut w = wanted(&spec());
+        let stored = [summary(&w, 1)];
+        w.host.runsc_version = "v2".into();
+        assert_eq!(explain(&w, &stored, &never).reason, Reason::RunscDiffers);
+        assert_eq!(check(&w, &stored[0], &never).unwrap_err().reason, Reason::RunscDiffers);
+        w.host = host();
+        assert!(check(&w, &stored[0], &never).is_ok());
+        w.scope.machine_series = "other".into();
+        assert_eq!(
+            check(&w, &stored[0], &never).unwrap_err().reason,
+            Reason::MachineSeriesDiffers
+        );
+    }
+}

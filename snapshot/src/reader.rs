@@ -41,7 +41,7 @@ pub enum ReadError {
         /// Why.
         source: CodecError,
     },
-    /// Blocks were asked for that are not one run in one pack.
+    /// Blocks were asked for that do not lie one after the other in one pack.
     #[error("blocks {first} to {end} are no run of one pack")]
     NoRun {
         /// First.
@@ -199,8 +199,11 @@ impl Snapshot {
             .blocks
             .get(run.start as usize..run.end as usize)
             .unwrap_or_default();
+        let follows = |pair: &[Block]| {
+            pair[0].pack == pair[1].pack && pair[0].end() == pair[1].offset
+        };
         match (blocks.first(), blocks.last()) {
-            (Some(first), Some(last)) if first.pack == last.pack => Ok((*first, *last)),
+            (Some(first), Some(last)) if blocks.windows(2).all(follows) => Ok((*first, *last)),
             _ => Err(no_run),
         }
     }

@@ -164,3 +164,92 @@ impl Summary {
             .collect()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::distil::{Context, KeyEnv};
+    use crate::key::{Tenant, workload_id};
+
+    pub(crate) fn context() -> Context {
+        Context {
+            tenant: Tenant::new("cluster", "default", None),
+            rootfs: "sha256:aa".into(),
+            arch: "x86_64".into(),
+            platform: "systrap".into(),
+            network: "sandbox".into(),
+            directfs: "true".into(),
+            overlay: "root:self".into(),
+            machine_series: "series-1".into(),
+            facts: Default::default(),
+            group: None,
+            key_env: KeyEnv::All,
+        }
+    }
+
+    pub(crate) fn host() -> HostFacts {
+        HostFacts {
+            runsc_digest: "d1".into(),
+            runsc_version: "v1".into(),
+            cpu_features: ["avx2", "sse"].map(str::to_owned).into(),
+        }
+    }
+
+    pub(crate) fn wanted(spec: &serde_json::Value) -> Wanted {
+        Wanted::new(spec, &context(), host()).unwrap()
+    }
+
+    /// A summary whose id and time are made of `n`.
+    pub(crate) fn summary(wanted: &Wanted, n: u8) -> Summary {
+        Summary {
+            version: SUMMARY_VERSION,
+            id: SnapshotId::from_bytes([n; 32]),
+            page_bytes: 1,
+            raw_bytes: 2,
+            stored_bytes: 3,
+            provenance: Provenance::new(
+                wanted,
+                workload_id(&wanted.scope.tenant, "image:tag", "name"),
+                "image:tag".into(),
+                format!("2026-11-30T20:00:{n:02}Z"),
+                12,
+            ),
+        }
+    }
+
+    #[test]
+    fn an_entry_survives_and_damage_is_refused() {
+        let entry = summary(&wanted(&json!({"process": {"args": ["a"], "env": ["A=1"]}})), 1);
+        let bytes = entry.to_bytes().unwrap();
+        assert_eq!(Summary::parse(&bytes).unwrap(), entry);
+        let change = |from: &str, to: &str| {
+            let text = String::from_utf8(bytes.clone()).unwrap();
+            assert!(text.contains(from), "{from} in {text}");
+            Summary::parse(text.replacen(from, to, 1).as_bytes()).unwrap_err()
+        };
+        let later = change("\"version\":1", "\"version\":2");
+        assert!(later.to_string().contains("update thaw"), "{later}");
+        assert!(matches!(
+            change("\"v\":\"a\"", "\"v\":\"b\""),
+            SummaryError::Inconsistent { field: "key" }
+        ));
+        assert!(matches!(
+            change("series-1", "series-2"),
+            SummaryError::Inconsistent { field: "key" }
+        ));
+        assert!(matches!(
+            change("2026-11-30T20", "yesterday"),
+            SummaryError::Inconsistent { field: "created" }
+        ));
+        assert!(matches!(change(&entry.id.to_string(), "../.."), SummaryError::Json(_)));
+        assert!(matches!(
+            Summary::parse(&vec![b' '; MAX_SUMMARY + 1]),
+            Err(SummaryError::TooLong { .. })
+        ));
+        for cut in 0..bytes.len() {
+            assert!(Summary::parse(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+}

@@ -121,6 +121,23 @@ impl Product {
             dir: dir.to_owned(),
         })
     }
+
+    /// The binaries' paths.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        Product::BINARIES
+            .iter()
+            .map(|name| self.dir.join(name))
+            .collect()
+    }
+}
+
+/// containerd's shim for runc, to hold the harness itself against something that is known to work.
+pub fn runc_shim() -> Result<PathBuf, ToolError> {
+    find(
+        "containerd-shim-runc-v2",
+        "THAW_RUNC_SHIM",
+        checkout().join(".tools/bin/containerd-shim-runc-v2"),
+    )
 }
 
 /// Builds the static test guest.

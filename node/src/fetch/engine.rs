@@ -99,8 +99,12 @@ impl Engine {
     }
 
     /// Starts a job that fetches the first `fill` blocks by itself, in the order of the files.
-    pub fn job(&self, opened: Arc<Opened>, account: Arc<Account>, fill: usize) -> Job {
+    pub async fn job(&self, opened: Arc<Opened>, account: Arc<Account>, fill: usize) -> Job {
         account.expect(opened.plan.order.len());
+        if let Some(first) = opened.plan.order.first() {
+            // The first question about a tenant reads its part of the cache from the disk: not under the schedule's lock.
+            self.locate(opened.plan.key(*first)).await;
+        }
         let shared = Arc::new(Shared {
             opened,
             account,

@@ -24,7 +24,7 @@ pub const FIRST_PAGES: u64 = 2 << 20;
 #[derive(Debug)]
 pub struct Opened {
     /// Manifest and table.
-    pub snapshot: Snapshot,
+    pub snapshot: Arc<Snapshot>,
     /// Its blocks for the schedule.
     pub plan: Arc<Plan>,
     /// Inline files, by [`File`].
@@ -64,7 +64,7 @@ impl Opened {
             }
         }
         Ok(Opened {
-            snapshot,
+            snapshot: Arc::new(snapshot),
             plan,
             inline,
         })

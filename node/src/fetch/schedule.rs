@@ -19,9 +19,6 @@ use super::window::Window;
 
 /// A demanded block takes neighbours along up to so many stored bytes.
 pub const DEMAND_BYTES: u64 = 1 << 20;
-/// Blocks further apart than this in their pack are not fetched by one request.
-const MAX_GAP: u64 = 64 << 10;
-
 /// Names one block for all who want it.
 pub type Key = (TenantId, ChunkId);
 /// Names one job.
@@ -257,9 +254,8 @@ impl Schedule {
         let mut end = first + 1;
         let mut last = start;
         while let Some(next) = plan.blocks.get(end as usize) {
-            let adjacent = next.pack == last.pack
-                && next.offset >= last.end()
-                && next.offset - last.end() <= MAX_GAP;
+            // Between two groups lies parity, which is only of use when something is damaged.
+            let adjacent = next.pack == last.pack && next.offset == last.end();
             if !adjacent || next.end() - start.offset > limit || !open(end) {
                 break;
             }

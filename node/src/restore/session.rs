@@ -131,7 +131,11 @@ async fn run(context: &Context, packets: &Arc<Packets>, hello: &Hello) -> Result
         account.fetched_head(opened.head_bytes());
     }
     // The session's own job goes on where the warm-up stops.
-    let job = Arc::new(context.engine.job(Arc::clone(&opened), account, usize::MAX));
+    let job = context
+        .engine
+        .job(Arc::clone(&opened), account, usize::MAX)
+        .await;
+    let job = Arc::new(job);
     context.warmer.stop(&hello.container);
 
     let (out, queue) = mpsc::channel(MAX_READS);

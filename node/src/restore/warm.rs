@@ -79,7 +79,7 @@ impl Warmer {
             })
             .count();
         let first = opened.first_blocks();
-        let job = self.engine.job(opened, account, ahead);
+        let job = self.engine.job(opened, account, ahead).await;
         let _ = job.read(first, Class::Demand, Patience::Once).await;
         // The job ends when it is dropped, so it is kept until the lander comes or the time is over.
         std::future::pending::<()>().await;

@@ -29,6 +29,8 @@ pub(crate) enum Decision {
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: AtomicU8,
+    /// The file whose completions are withheld, by its wire number.
+    withheld: AtomicU8,
     /// Held for reading while the sentry is given an answer, so that an abort is only confirmed when none is under way.
     answering: RwLock<()>,
     readiness: Mutex<Readiness>,
@@ -47,6 +49,7 @@ impl Gate {
     pub(crate) fn new(shim: OwnedFd) -> Self {
         Gate {
             state: AtomicU8::new(HOLDING),
+            withheld: AtomicU8::new(File::PagesMeta as u8),
             answering: RwLock::new(()),
             readiness: Mutex::default(),
             shim,
@@ -84,10 +87,20 @@ impl Gate {
         self.state.load(Ordering::Acquire) == WENT
     }
 
+    /// Withholds this file instead of `pages_meta.img`. To be called before any file is opened.
+    pub(crate) fn withhold(&self, file: File) {
+        self.withheld.store(file as u8, Ordering::Release);
+    }
+
+    /// Whether this is the file without which the restored kernel cannot run.
+    pub(crate) fn withholds(&self, file: File) -> bool {
+        self.withheld.load(Ordering::Acquire) == file as u8
+    }
+
     /// Whether completions of this file may be handed over now.
     pub(crate) fn passes(&self, file: File) -> bool {
         match self.state.load(Ordering::Acquire) {
-            HOLDING => file != File::PagesMeta,
+            HOLDING => !self.withholds(file),
             WENT => true,
             _ => false,
         }
@@ -107,7 +120,7 @@ impl Gate {
         self.update_readiness(|r| r.node = true);
     }
 
-    /// The sentry has asked for `pages_meta.img`.
+    /// The sentry has asked for the file that is withheld.
     pub(crate) fn sentry_has_asked(&self) {
         self.update_readiness(|r| r.asked = true);
     }
@@ -198,7 +211,11 @@ mod tests {
     }
 
     #[test]
-    fn only_page_metadata_is_withheld() {
+    fn only_one_file_is_withheld() {
+        let g = gate();
+        g.withhold(File::State);
+        assert!(!g.passes(File::State));
+        assert!(g.passes(File::PagesMeta));
         let g = gate();
         assert!(g.passes(File::State));
         assert!(!g.passes(File::PagesMeta));

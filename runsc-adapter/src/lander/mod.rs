@@ -31,7 +31,7 @@
 //! ```
 //!
 //! * **The gate.** The restored kernel cannot run without `pages_meta.img`; its completions are withheld until go
-//!   ([`gate`]). The first of go and abort wins. After an abort (or a hang-up of the shim before go) no read of any file
+//!   (module `gate`). A compressed checkpoint has only `checkpoint.img`, which is withheld instead. The first of go and abort wins. After an abort (or a hang-up of the shim before go) no read of any file
 //!   is answered any more and the process ends, which ends the sandbox. After go a hang-up of the shim changes nothing.
 //! * **thawd goes away**: the lander connects anew for ever, says Restore again and repeats what is unanswered. Before
 //!   go it gives up after a few seconds and reports `node-unavailable`, so that the container can start cold.

@@ -94,9 +94,9 @@ impl ClientFileArg {
 
 /// Answers calls, one at a time, until the sentry hangs up.
 pub(crate) fn serve(socket: impl AsFd, service: &impl Service) -> io::Result<()> {
-    while let Some((call, fds)) = unet::receive::<Call>(&socket)? {
-        let (reply, fd) = match call {
-            Ok(call) => answer(service, call, fds),
+    while let Some(message) = unet::receive::<Call>(&socket)? {
+        let (reply, fd) = match message.value {
+            Ok(call) => answer(service, call, message.fds),
             Err(error) => (Reply::failed(error.to_string()), None),
         };
         if !reply.success {

@@ -15,10 +15,17 @@ const MAX_FDS: usize = 128;
 /// Longest message taken. The longest legitimate one lists a setting per GiB of memory.
 const MAX_MESSAGE: usize = 4 << 20;
 
-/// Receives one message and the descriptors beside it. `None`: the peer hung up between messages.
-pub fn receive<T: DeserializeOwned>(
-    socket: impl AsFd,
-) -> io::Result<Option<(Result<T, serde_json::Error>, Vec<OwnedFd>)>> {
+/// A message and the descriptors that came with it.
+#[derive(Debug)]
+pub struct Message<T> {
+    /// The value, unless it is JSON of another shape; the connection can be used further then.
+    pub value: Result<T, serde_json::Error>,
+    /// Descriptors, in order.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Receives one message. `None`: the peer hung up between messages.
+pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<Message<T>>> {
     let mut text = Vec::new();
     let mut fds = Vec::new();
     let mut chunk = vec![0; 16 * 1024];
@@ -48,7 +55,10 @@ pub fn receive<T: DeserializeOwned>(
         text.extend_from_slice(&chunk[..got]);
         // The peer never sends a second message before it has the answer, so one complete value is one message.
         match serde_json::from_slice::<serde_json::Value>(&text) {
-            Ok(value) => return Ok(Some((serde_json::from_value(value), fds))),
+            Ok(value) => {
+                let value = serde_json::from_value(value);
+                return Ok(Some(Message { value, fds }));
+            }
             Err(error) if error.is_eof() && text.len() < MAX_MESSAGE => {}
             Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
@@ -108,9 +118,9 @@ mod tests {
             let call = call.clone();
             std::thread::spawn(move || transmit(&a, &call, &[a.as_fd()]).unwrap())
         };
-        let (got, fds) = receive::<Call>(&b).unwrap().unwrap();
+        let Message { value, fds } = receive::<Call>(&b).unwrap().unwrap();
         sender.join().unwrap();
-        assert_eq!(got.unwrap(), call);
+        assert_eq!(value.unwrap(), call);
         assert_eq!(fds.len(), 1);
         drop(fds);
         assert!(receive::<Call>(&b).unwrap().is_none());
@@ -124,7 +134,7 @@ mod tests {
             a.write_all(&[*byte]).unwrap();
         }
         let (got, b) = receiver.join().unwrap();
-        assert_eq!(got.unwrap().0.unwrap().method, "A.B");
+        assert_eq!(got.unwrap().value.unwrap().method, "A.B");
         a.write_all(b"{]").unwrap();
         assert!(receive::<Call>(&b).is_err());
         a.write_all(b"{").unwrap();

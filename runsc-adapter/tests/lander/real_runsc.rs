@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use thaw_proto::data::File;
 use thaw_proto::gate::{FromLander, ToLander};
 use thaw_proto::options::{Job, LanderOptions, OPTIONS_FILE};
 
@@ -25,6 +26,12 @@ const COUNTER: &str = "name=$(cat /proc/sys/kernel/random/uuid); i=0; \
      while :; do i=$((i+1)); echo $name $i >> /out/lines; sleep 0.02; done";
 /// Leaves a trace with whatever instruction it runs.
 const WITNESS: &str = "while :; do echo ran >> /out/lines; done";
+
+/// Keeps random bytes in memory and compares their hash with the one from the start, again and again.
+const HASHER: &str = "dd if=/dev/urandom of=/mem/x bs=1M count=64 2>/dev/null; \
+     want=$(md5sum < /mem/x); \
+     while :; do have=$(md5sum < /mem/x); \
+       if [ \"$have\" = \"$want\" ]; then echo same; else echo differs; fi >> /out/lines; done";
 
 fn runsc() -> PathBuf {
     let path = std::env::var_os("THAW_RUNSC").map_or_else(
@@ -44,26 +51,34 @@ fn runsc() -> PathBuf {
 }
 
 /// A directory with a bundle, a runsc root and a sidecar directory; ends everything that it started.
-struct Box {
+struct Guest {
     dir: tempfile::TempDir,
     runsc: PathBuf,
     id: String,
 }
 
-impl Box {
-    fn new(program: &str) -> Box {
+impl Guest {
+    fn new(program: &str) -> Guest {
         let runsc = runsc();
         let dir = tempfile::Builder::new()
             .prefix("thaw-lander")
             .tempdir()
             .unwrap();
         let at = |name: &str| dir.path().join(name);
-        for name in ["root", "bundle/rootfs/bin", "bundle/rootfs/out", "out", "sidecars", "logs"] {
+        for name in [
+            "root",
+            "bundle/rootfs/bin",
+            "bundle/rootfs/out",
+            "bundle/rootfs/mem",
+            "out",
+            "sidecars",
+            "logs",
+        ] {
             fs::create_dir_all(at(name)).unwrap();
         }
         fs::copy("/bin/busybox", at("bundle/rootfs/bin/busybox"))
             .expect("a static busybox at /bin/busybox");
-        for applet in ["sh", "cat", "sleep"] {
+        for applet in ["sh", "cat", "sleep", "dd", "md5sum"] {
             symlink("busybox", at("bundle/rootfs/bin").join(applet)).unwrap();
         }
         symlink(
@@ -91,6 +106,7 @@ impl Box {
             "hostname": "box",
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/mem", "type": "tmpfs", "source": "tmpfs"},
                 {"destination": "/out", "type": "bind", "source": at("out"), "options": ["rbind", "rw"]},
             ],
             "linux": {"namespaces": [
@@ -103,7 +119,7 @@ impl Box {
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
-        Box { dir, runsc, id }
+        Guest { dir, runsc, id }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -224,16 +240,20 @@ impl Box {
     }
 }
 
-impl Drop for Box {
+impl Drop for Guest {
     fn drop(&mut self) {
         self.end();
         // runsc leaves this mount behind in every root.
-        let _ = rustix::mount::unmount(
-            self.path("root/null-netns"),
-            rustix::mount::UnmountFlags::DETACH,
+        let _ = nix::mount::umount2(
+            &self.path("root/null-netns"),
+            nix::mount::MntFlags::MNT_DETACH,
         );
         if std::thread::panicking() {
-            for log in fs::read_dir(self.path("logs")).into_iter().flatten().flatten() {
+            for log in fs::read_dir(self.path("logs"))
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
                 let text = fs::read(log.path()).unwrap_or_default();
                 let tail = &text[text.len().saturating_sub(3000)..];
                 let name = log.file_name();
@@ -291,7 +311,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
 
 #[test]
 fn a_program_goes_on_where_it_was_captured() {
-    let b = Box::new(COUNTER);
+    let b = Guest::new(COUNTER);
     let files = b.capture();
     let captured_run = b.lines();
     let (name, _) = captured_run[0].split_once(' ').unwrap();
@@ -324,8 +344,24 @@ fn a_program_goes_on_where_it_was_captured() {
 }
 
 #[test]
+fn every_byte_of_memory_is_what_it_was() {
+    let b = Guest::new(HASHER);
+    let files = b.capture();
+    assert!(files[File::Pages as usize].as_ref().unwrap().len() > 64 << 20);
+    fs::write(b.path("out/lines"), "").unwrap();
+    let (restore, gate, _thawd) = b.restore("restore", &files);
+    assert_eq!(gate.hear(), Some(FromLander::Ready));
+    gate.say(ToLander::Go);
+    assert!(finish(restore));
+    // MEASURE
+    b.must(&["wait", "--restore"]);
+    wait_until(|| b.lines().len() > 3);
+    assert!(b.lines().iter().all(|line| line == "same"));
+}
+
+#[test]
 fn what_was_aborted_never_runs_and_what_went_does() {
-    let b = Box::new(WITNESS);
+    let b = Guest::new(WITNESS);
     let files = b.capture();
     for round in 0..6 {
         let before = b.lines().len();

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use crate::support::lander::Lander;
 use crate::support::seeded;
 use crate::support::sentry::{Io, Sentry, memory};
 use crate::support::shim::{Gate, Shim};
 use crate::support::thawd::{Files, Manner, Thawd};
+use serde_json::json;
 use thaw_proto::Reason;
 use thaw_proto::data::{Class, File, Range};
 use thaw_proto::gate::{FromLander, ToLander};
@@ -41,7 +41,7 @@ fn capture_job() -> Job {
 
 /// A lander with all its peers.
 struct Scene {
-    dir: tempfile::TempDir,
+    _dir: tempfile::TempDir,
     thawd: Thawd,
     gate: Option<Gate>,
     lander: Lander,
@@ -61,7 +61,7 @@ impl Scene {
         let (lander, socket) = Lander::spawn(dir.path(), job, &[]);
         let gate = Some(shim.accept());
         Scene {
-            dir,
+            _dir: dir,
             thawd,
             gate,
             lander,
@@ -258,6 +258,27 @@ fn ready_waits_for_thawd() {
     s.gate().say(ToLander::Go);
     assert_eq!(s.gate().hear(), Some(FromLander::Went));
     meta.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_checkpoint_of_one_file_is_withheld_as_well() {
+    let mut files = files();
+    files[File::PagesMeta as usize] = None;
+    files[File::Pages as usize] = None;
+    for word in [ToLander::Go, ToLander::Abort] {
+        let s = Scene::with_files(restore_job(), Manner::default(), files.clone());
+        let sentry = s.sentry.clone();
+        let state = std::thread::spawn(move || sentry.read_stream("checkpoint.img"));
+        assert_eq!(s.gate().hear(), Some(FromLander::Ready));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!state.is_finished());
+        s.gate().say(word);
+        let read = state.join().unwrap();
+        match word {
+            ToLander::Go => assert!(read.unwrap().1 == s.bytes(File::State)),
+            ToLander::Abort => assert!(read.is_err()),
+        }
+    }
 }
 
 #[test]
@@ -659,4 +680,75 @@ fn the_lander_ends_with_the_sentry_even_while_a_call_waits() {
     let _ = socket.shutdown(std::net::Shutdown::Both);
     assert_eq!(lander.wait().code(), Some(0));
     assert!(open.join().unwrap().is_err());
+}
+
+/// Each named point is met, and a lander that dies there takes the restore with it.
+#[cfg(feature = "failpoints")]
+#[test]
+fn a_death_at_any_point_is_noticed_by_the_sentry() {
+    for point in [
+        "lander.hello",
+        "lander.connect",
+        "lander.open",
+        "lander.ready",
+        "lander.go",
+        "lander.went",
+        "lander.page",
+        "lander.land",
+        "lander.landed",
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let failpoints = dir.path().join("failpoints");
+        std::fs::write(&failpoints, format!("{point}=kill\n")).unwrap();
+        let shim = Shim::new(dir.path());
+        let _thawd = Thawd::start(dir.path(), &files(), Manner::default());
+        let env = [(thaw_proto::failpoint::FAILPOINTS_ENV, failpoints.as_path())];
+        let (lander, socket) = Lander::spawn(dir.path(), restore_job(), &env);
+        let shim = std::thread::spawn(move || {
+            let gate = shim.accept_silent();
+            gate.say(ToLander::Go);
+            while gate.hear().is_some() {}
+        });
+        let sentry = Sentry::new(socket);
+        let run = || -> Result<(), String> {
+            sentry.read_stream("pages_meta.img")?;
+            sentry.read_stream("checkpoint.img")?;
+            let (file, _) = sentry.load_pages(PAGES as u64)?;
+            sentry.close(&file)
+        };
+        assert!(run().is_err() || point == "lander.landed", "{point}");
+        assert_eq!(lander.wait().code(), None, "{point}");
+        shim.join().unwrap();
+    }
+}
+
+/// An abort that arrives while a go is being carried out comes too late, and a go after an abort as well.
+#[cfg(feature = "failpoints")]
+#[test]
+fn the_first_decision_wins_however_slow_it_is() {
+    for (point, first, second, answer) in [
+        ("lander.go", ToLander::Go, ToLander::Abort, FromLander::Went),
+        (
+            "lander.abort",
+            ToLander::Abort,
+            ToLander::Go,
+            FromLander::Aborted,
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let failpoints = dir.path().join("failpoints");
+        std::fs::write(&failpoints, format!("{point}=100\n")).unwrap();
+        let shim = Shim::new(dir.path());
+        let _thawd = Thawd::start(dir.path(), &files(), Manner::default());
+        let env = [(thaw_proto::failpoint::FAILPOINTS_ENV, failpoints.as_path())];
+        let (_lander, socket) = Lander::spawn(dir.path(), restore_job(), &env);
+        let gate = shim.accept();
+        let sentry = Sentry::new(socket);
+        let meta = std::thread::spawn(move || sentry.read_stream("pages_meta.img").is_ok());
+        assert_eq!(gate.hear(), Some(FromLander::Ready));
+        gate.say(first);
+        gate.say(second);
+        assert_eq!(gate.hear(), Some(answer.clone()));
+        assert_eq!(meta.join().unwrap(), answer == FromLander::Went);
+    }
 }

@@ -212,6 +212,7 @@ async fn make(
             restored: None,
             last_stats: None,
             oom_kills: cgroup::oom_kills(sandbox.pid),
+            cgroup: cgroup::Cgroup::of(sandbox.pid),
             capturing: false,
             signalled: false,
         }),

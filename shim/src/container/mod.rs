@@ -113,6 +113,8 @@ struct Inner {
     restored: Option<Restored>,
     /// Statistics at the end, for callers that ask after it.
     last_stats: Option<stats::Sample>,
+    /// Where the sandbox's numbers are; found while it lives, read also after.
+    cgroup: Option<cgroup::Cgroup>,
     /// Kills that the cgroup had counted when the sandbox was created.
     oom_kills: u64,
     capturing: bool,
@@ -361,10 +363,11 @@ impl Container {
 
 async fn wait_exit(exit: &watch::Sender<Option<ExitInfo>>) -> ExitInfo {
     let mut exit = exit.subscribe();
-    match exit.wait_for(Option::is_some).await {
-        Ok(info) => (*info).expect("waited for it"),
-        // The sender is the caller's own.
-        Err(_) => std::future::pending().await,
+    let info = exit.wait_for(Option::is_some).await.map_or(None, |info| *info);
+    match info {
+        Some(info) => info,
+        // The sender is the caller's own, so it is there.
+        None => std::future::pending().await,
     }
 }
 

@@ -213,6 +213,7 @@ impl Container {
         inner.pid = made.pid;
         inner.sandbox_exit = Some(self.env.reaper.adopt(made.pid));
         inner.oom_kills = cgroup::oom_kills(made.pid);
+        inner.cgroup = cgroup::Cgroup::of(made.pid);
         Ok(())
     }
 

@@ -26,6 +26,8 @@ use crate::process::ProcessRef;
 
 /// A lander answers an abort at once.
 const ABORT_LIMIT: Duration = Duration::from_secs(1);
+/// How much later than the lander's end runsc may say why.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(2);
 /// After the lander of a running restore is gone, runsc has this long to say so.
 const LOST_LIMIT: Duration = Duration::from_secs(10);
 
@@ -91,6 +93,8 @@ pub(super) fn write_options(dir: &Path, options: &LanderOptions) -> std::io::Res
 /// What the wait before go ended with.
 enum BeforeGo {
     Ready(Lander),
+    /// The lander is gone, and the gate is shut with it.
+    Gone,
     GiveUp(Option<Lander>, TrialEnd),
 }
 
@@ -124,6 +128,13 @@ async fn attempt(container: &Arc<Container>, gate: &Gate, dir: &Path) -> TrialEn
     };
     let lander = match before {
         BeforeGo::Ready(lander) => lander,
+        BeforeGo::Gone => {
+            // Usually because runsc refused, and runsc says why a moment later.
+            return TrialEnd::Failed(match tokio::time::timeout(REFUSAL_LIMIT, &mut restore).await {
+                Ok(Err(error)) => refused(&error),
+                _ => Miss::new(Reason::RunscRefused, "the lander went away before it was ready"),
+            });
+        }
         BeforeGo::GiveUp(lander, end) => {
             tokio::time::sleep(failpoint::delay("shim.before-abort")).await;
             if let Some(lander) = lander {
@@ -202,7 +213,7 @@ async fn until_ready(container: &Arc<Container>, gate: &Gate, deadline: Instant)
                 Reason::RunscRefused,
                 format!("the lander said {other:?} before it was ready"),
             ),
-            Ok(None) => Miss::new(Reason::RunscRefused, "the lander went away before it was ready"),
+            Ok(None) => return BeforeGo::Gone,
             Err(error) => Miss::new(Reason::RunscRefused, format!("the gate failed: {error}")),
         };
         return BeforeGo::GiveUp(connected, TrialEnd::Failed(problem));

@@ -32,12 +32,12 @@ pub enum CodecError {
 }
 
 /// Encodes one block: compressed if that saves at least a tenth.
-pub fn encode(raw: &[u8]) -> io::Result<(Kind, Vec<u8>)> {
-    let packed = zstd::bulk::compress(raw, LEVEL)?;
+pub fn encode(raw: Vec<u8>) -> io::Result<(Kind, Vec<u8>)> {
+    let packed = zstd::bulk::compress(&raw, LEVEL)?;
     if packed.len() <= raw.len() - raw.len() / 10 && packed.len() < raw.len() {
         Ok((Kind::Zstd, packed))
     } else {
-        Ok((Kind::Raw, raw.to_vec()))
+        Ok((Kind::Raw, raw))
     }
 }
 
@@ -71,13 +71,13 @@ mod tests {
         let noise: Vec<u8> = (0..65_536u32)
             .flat_map(|i| blake3::hash(&i.to_le_bytes()).as_bytes()[..1].to_vec())
             .collect();
-        assert_eq!(encode(&noise).unwrap().0, Kind::Raw);
-        let (kind, stored) = encode(&[7; 65_536]).unwrap();
+        assert_eq!(encode(noise.clone()).unwrap().0, Kind::Raw);
+        let (kind, stored) = encode(vec![7; 65_536]).unwrap();
         assert_eq!(kind, Kind::Zstd);
         assert_eq!(decode(kind, stored.into(), 65_536).unwrap(), [7; 65_536][..]);
         let raw = Bytes::from(noise);
         assert_eq!(decode(Kind::Raw, raw.clone(), raw.len()).unwrap(), raw);
-        assert_eq!(encode(&[]).unwrap(), (Kind::Raw, Vec::new()));
+        assert_eq!(encode(Vec::new()).unwrap(), (Kind::Raw, Vec::new()));
     }
 
     #[test]

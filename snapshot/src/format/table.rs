@@ -334,7 +334,9 @@ impl ChunkTable {
                 .ok_or(bad("group", index, "count"))?;
             let pack = members[0].pack;
             let longest = members.iter().map(|block| block.stored_len).max();
-            if members.iter().any(|block| block.pack != pack) {
+            // Healing reads a group at once, so it may not be spread over more than its own length.
+            let contiguous = members.windows(2).all(|pair| pair[0].end() == pair[1].offset);
+            if !contiguous || members.iter().any(|block| block.pack != pack) {
                 return Err(bad("group", index, "count"));
             }
             let end = group.parity_offset.checked_add(u64::from(group.parity_len));

@@ -75,8 +75,8 @@ pub enum NodeError {
 /// How a node begins.
 #[derive(Debug)]
 pub struct NodeOptions {
-    /// Thaw's binaries.
-    pub product: Product,
+    /// Thaw's binaries; none for a node that only runs other runtimes.
+    pub product: Option<Product>,
     /// Real components.
     pub tools: Tools,
     /// Thaw's configuration beyond the directories.
@@ -87,7 +87,7 @@ impl NodeOptions {
     /// Test builds of Thaw with failpoints, installed components, default configuration.
     pub fn for_tests() -> Result<NodeOptions, NodeError> {
         Ok(NodeOptions {
-            product: Product::build()?,
+            product: Some(Product::build()?),
             tools: Tools::find()?,
             settings: Settings::default(),
         })
@@ -137,21 +137,18 @@ impl TestNode {
             containerd: None,
             dir: Some(dir),
         };
-        node.lay_out(&options.product)?;
+        node.lay_out(options.product.as_ref())?;
         node.write_settings()?;
         node.boot()?;
         Ok(node)
     }
 
-    fn lay_out(&self, product: &Product) -> Result<(), NodeError> {
+    fn lay_out(&self, product: Option<&Product>) -> Result<(), NodeError> {
         let files = &self.files;
         for dir in [files.bin(), files.scratch(), files.thaw_state()] {
             fs::create_dir_all(&dir).map_err(|e| file_error("create", &dir, e))?;
         }
-        let mut binaries: Vec<PathBuf> = Product::BINARIES
-            .iter()
-            .map(|name| product.dir.join(name))
-            .collect();
+        let mut binaries: Vec<PathBuf> = product.map(Product::paths).unwrap_or_default();
         binaries.extend([
             self.tools.runsc.clone(),
             self.tools.containerd.clone(),
@@ -550,7 +547,11 @@ pub(super) fn file_error(what: &'static str, path: &Path, source: io::Error) -> 
 fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    let all: Vec<&str> = text.lines().collect();
+    // containerd names each plugin at its start, which says nothing.
+    let all: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.contains("loading plugin"))
+        .collect();
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 

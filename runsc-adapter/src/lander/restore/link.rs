@@ -9,13 +9,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thaw_proto::Reason;
-use thaw_proto::data::{FromNode, MAX_PACKET, Piece, ToNode, ZERO_SEGMENT};
+use thaw_proto::data::{File, FromNode, MAX_PACKET, Piece, ToNode, ZERO_SEGMENT};
 use thaw_proto::failpoint;
 use thaw_proto::gate::FromLander;
 use thiserror::Error;
 
-use super::ReadOp;
 use super::copy::{CopyQueue, Job, Segments};
+use super::{NO_FILE, ReadOp};
 use crate::lander::files::ServerFile;
 use crate::lander::gate::Gate;
 use crate::lander::{exit, log, seqpacket};
@@ -203,6 +203,10 @@ impl Link {
     }
 
     fn welcome(&self, sizes: [u64; 3], socket: &Arc<OwnedFd>) -> Result<(), Ended> {
+        if sizes[File::PagesMeta as usize] == NO_FILE {
+            // A compressed checkpoint is one file, and the kernel runs when it has read it.
+            self.gate.withhold(File::State);
+        }
         let packets: Vec<_> = {
             let mut state = self.state();
             if *state.sizes.get_or_insert(sizes) != sizes {

@@ -28,7 +28,7 @@ use crate::flipcall::datagram::{Completion, END_OF_FILE, ReadRequest, ReadSubmis
 const COPIERS: usize = 2;
 
 /// A size in Welcome that says that the file does not exist.
-const NO_FILE: u64 = u64::MAX;
+pub(super) const NO_FILE: u64 = u64::MAX;
 
 /// A read that the sentry waits for.
 #[derive(Debug)]
@@ -250,9 +250,11 @@ impl Reader {
     fn run(self) {
         let Err(end) = self.serve();
         log::say(format_args!("{}: {end}", self.file.which.name()));
-        while matches!(end, FileEnd::Aborted) {
-            // Even a shut down connection would be an answer.
-            std::thread::park();
+        if matches!(end, FileEnd::Aborted) {
+            // Even a connection that is shut down would be an answer.
+            loop {
+                std::thread::park();
+            }
         }
         self.file.connection.shut_down();
     }
@@ -266,8 +268,13 @@ impl Reader {
         loop {
             let count = file.connection.wait()?;
             let request = ReadRequest::parse(file.connection.window(), count, &file.limits)?;
-            if file.which == File::PagesMeta && !request.submissions.is_empty() {
-                self.gate.sentry_has_asked();
+            if !request.submissions.is_empty() {
+                if self.gate.withholds(file.which) {
+                    self.gate.sentry_has_asked();
+                }
+                if file.which == File::Pages {
+                    failpoint::hit("lander.page");
+                }
             }
             for submission in request.submissions {
                 asked[submission.id as usize] = (submission.offset, submission.len);

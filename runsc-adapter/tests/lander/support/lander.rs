@@ -98,10 +98,6 @@ impl Lander {
         (Lander { child, log }, ours)
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.lock().unwrap().id()
-    }
-
     /// Waits for the process to end by itself.
     pub(crate) fn wait(&self) -> ExitStatus {
         loop {

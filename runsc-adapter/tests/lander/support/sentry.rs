@@ -87,12 +87,12 @@ impl Sentry {
             arg,
         };
         unet::transmit(&*socket, &call, fds).map_err(|e| e.to_string())?;
-        let (reply, fds) = unet::receive::<Reply>(&*socket)
+        let message = unet::receive::<Reply>(&*socket)
             .map_err(|e| e.to_string())?
             .ok_or("EOF")?;
-        let reply = reply.map_err(|e| e.to_string())?;
+        let reply = message.value.map_err(|e| e.to_string())?;
         if reply.success {
-            Ok((reply.result, fds))
+            Ok((reply.result, message.fds))
         } else {
             Err(reply.err)
         }
@@ -274,7 +274,12 @@ impl ServerFile {
     }
 
     /// Sends writes and returns at least `min` completions.
-    pub(crate) fn write(&self, ios: &[Io], min: u32, reserve: u64) -> Result<Vec<Completion>, Closed> {
+    pub(crate) fn write(
+        &self,
+        ios: &[Io],
+        min: u32,
+        reserve: u64,
+    ) -> Result<Vec<Completion>, Closed> {
         let mut request = words(&[min, 0]);
         request.extend(reserve.to_le_bytes());
         for io in ios {

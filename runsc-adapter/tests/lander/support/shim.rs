@@ -34,9 +34,14 @@ impl Shim {
         Shim(listener(&dir.join("gate.sock")))
     }
 
+    /// Takes the lander's connection.
+    pub(crate) fn accept_silent(&self) -> Gate {
+        Gate(accept_with(&self.0, SocketFlags::CLOEXEC).unwrap())
+    }
+
     /// Takes the lander's connection and checks its hello.
     pub(crate) fn accept(&self) -> Gate {
-        let gate = Gate(accept_with(&self.0, SocketFlags::CLOEXEC).unwrap());
+        let gate = self.accept_silent();
         match gate.hear() {
             Some(FromLander::Hello { version, pid, .. }) => {
                 assert_eq!(version, env!("CARGO_PKG_VERSION"));
@@ -69,6 +74,7 @@ impl Gate {
 
     pub(crate) fn say(&self, word: ToLander) {
         let packet = serde_json::to_vec(&word).unwrap();
-        send(&self.0, &packet, SendFlags::NOSIGNAL).unwrap();
+        // A lander that is gone hears nothing.
+        let _ = send(&self.0, &packet, SendFlags::NOSIGNAL);
     }
 }

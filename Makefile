@@ -1,0 +1,30 @@
+# `make` alone lists what there is.
+
+TARGET := x86_64-unknown-linux-gnu
+RELEASE := target/$(TARGET)/release
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint tools release clean
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## A Python service started normally, captured, restored, and refused for a reason (15 min at first, then 2)
+	@tools/install.sh packages runsc containerd python-rootfs
+	@tools/release.sh -p thaw-testkit -p thaw-example-local-ctr
+	@$(RELEASE)/thaw-demo --binaries $(RELEASE) --result target/demo.json
+
+test: ## All checks and test suites, a time for each and one summary
+	@tools/test.sh
+
+lint: ## Formatting, clippy, documentation, dependencies
+	@tools/test.sh format clippy docs deny
+
+tools: ## Install the real components (runsc, containerd, ...) into .tools
+	@tools/install.sh
+
+release: ## Static, stripped binaries in target/x86_64-unknown-linux-gnu/release
+	@tools/release.sh
+
+clean: ## Remove what was built; installed components stay
+	cargo clean

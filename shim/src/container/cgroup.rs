@@ -1,0 +1,129 @@
+//! The numbers of the cgroup that a sandbox lives in, read directly from the files.
+
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = "/sys/fs/cgroup";
+
+/// Which files there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Cgroup {
+    V1 {
+        cpuacct: Option<PathBuf>,
+        memory: Option<PathBuf>,
+        pids: Option<PathBuf>,
+    },
+    V2(PathBuf),
+}
+
+/// Whether the host's main hierarchy is v2. A hybrid host counts as v1: its controllers are there.
+pub(super) fn host_is_v2() -> bool {
+    Path::new(ROOT).join("cgroup.controllers").exists()
+}
+
+impl Cgroup {
+    /// The cgroup of a process. `None` if it is in no group of its own: the root's numbers are the whole machine's.
+    pub(super) fn of(pid: i32) -> Option<Cgroup> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        parse(&text, host_is_v2(), Path::new(ROOT))
+    }
+
+    /// Times that the kernel killed a process of the group because memory ran out.
+    pub(super) fn oom_kills(&self) -> u64 {
+        match self {
+            Cgroup::V1 { memory, .. } => memory
+                .as_deref()
+                .and_then(|dir| keyed(dir, "memory.oom_control", "oom_kill"))
+                .unwrap_or(0),
+            Cgroup::V2(dir) => keyed(dir, "memory.events", "oom_kill").unwrap_or(0),
+        }
+    }
+}
+
+/// As [`Cgroup::oom_kills`], 0 where nothing can be known.
+pub(super) fn oom_kills(pid: i32) -> u64 {
+    Cgroup::of(pid).map_or(0, |cgroup| cgroup.oom_kills())
+}
+
+fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
+    let mut v1 = (None, None, None);
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let below = path.trim_start_matches('/');
+        if below.is_empty() || below.split('/').any(|part| part == "..") {
+            continue;
+        }
+        if v2 {
+            if controllers.is_empty() {
+                return Some(Cgroup::V2(root.join(below)));
+            }
+            continue;
+        }
+        for controller in controllers.split(',') {
+            let place = match controller {
+                "cpuacct" => &mut v1.0,
+                "memory" => &mut v1.1,
+                "pids" => &mut v1.2,
+                _ => continue,
+            };
+            // Controllers that are mounted together have a link of each one's name.
+            *place = Some(root.join(controller).join(below));
+        }
+    }
+    let (cpuacct, memory, pids) = v1;
+    let any = cpuacct.is_some() || memory.is_some() || pids.is_some();
+    any.then_some(Cgroup::V1 {
+        cpuacct,
+        memory,
+        pids,
+    })
+}
+
+/// A file with one number; `max` and anything else that is no number is none.
+pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
+    std::fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok()
+}
+
+/// One value of a file with lines `key value`.
+pub(super) fn keyed(dir: &Path, file: &str, key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(dir.join(file)).ok()?;
+    text.lines()
+        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "12:pids:/a/b\n5:cpu,cpuacct:/a/b\n4:memory:/a/b\n1:name=systemd:/x\n0::/y\n";
+
+    #[test]
+    fn both_versions_are_understood() {
+        let root = Path::new("/c");
+        assert_eq!(
+            parse(V1, false, root),
+            Some(Cgroup::V1 {
+                cpuacct: Some("/c/cpuacct/a/b".into()),
+                memory: Some("/c/memory/a/b".into()),
+                pids: Some("/c/pids/a/b".into()),
+            })
+        );
+        assert_eq!(parse("0::/a/b\n", true, root), Some(Cgroup::V2("/c/a/b".into())));
+    }
+
+    #[test]
+    fn the_root_group_is_none() {
+        assert_eq!(parse("4:memory:/\n5:cpu,cpuacct:/\n", false, Path::new("/c")), None);
+        assert_eq!(parse("0::/\n", true, Path::new("/c")), None);
+        assert_eq!(parse("0::/../x\n", true, Path::new("/c")), None);
+    }
+
+    #[test]
+    fn files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("memory.events"), "low 0\noom 3\noom_kill 2\n").unwrap();
+        std::fs::write(dir.path().join("pids.max"), "max\n").unwrap();
+        assert_eq!(Cgroup::V2(dir.path().into()).oom_kills(), 2);
+        assert_eq!(number(dir.path(), "pids.max"), None);
+    }
+}
