@@ -45,7 +45,7 @@ pub(crate) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> a
 
 fn plain() -> Table {
     let mut table = Table::new();
-    table.load_preset(comfy_table::presets::NOTHING);
+    table.load_style(comfy_table::presets::NOTHING);
     // Lines are folded for people, never for programs.
     table.set_content_arrangement(if std::io::stdout().is_terminal() {
         ContentArrangement::Dynamic

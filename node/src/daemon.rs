@@ -197,7 +197,7 @@ impl Daemon {
                         break "idle";
                     }
                 }
-                _ = stop.wait_for(|stop| *stop) => break "told to stop",
+                () = told(&mut stop) => break "told to stop",
             }
         };
         // Without sockets nobody begins anything with a thawd that is ending; a starter waits for the lock.
@@ -217,6 +217,11 @@ impl Daemon {
             }
         });
     }
+}
+
+async fn told(stop: &mut watch::Receiver<bool>) {
+    // Nobody left who could say it is as good as said.
+    drop(stop.wait_for(|stop| *stop).await);
 }
 
 /// Finds out what a lander has come for, and serves it.

@@ -263,3 +263,137 @@ fn last_line(log: &Path) -> String {
         .unwrap_or("(nothing)")
         .to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
+
+    use async_trait::async_trait;
+    use ttrpc::asynchronous::{Server, TtrpcContext};
+
+    use super::*;
+
+    struct Thawd;
+
+    #[async_trait]
+    impl v1::rpc::Node for Thawd {
+        async fn status(
+            &self,
+            _: &TtrpcContext,
+            _: v1::StatusRequest,
+        ) -> ttrpc::Result<v1::StatusResponse> {
+            Ok(v1::StatusResponse {
+                pid: std::process::id(),
+                ..Default::default()
+            })
+        }
+    }
+
+    async fn serve(socket: &Path) -> Server {
+        let mut server = Server::new()
+            .bind(&format!("unix://{}", socket.display()))
+            .unwrap()
+            .register_service(v1::rpc::create_node(Arc::new(Thawd)));
+        server.start().await.unwrap();
+        server
+    }
+
+    /// A daemon of some lines of shell; each start adds one to `starts`.
+    fn launch(dir: &Path, script: &str) -> Launch {
+        let daemon = dir.join("thawd");
+        let starts = dir.join("starts");
+        let text = format!("#!/bin/sh\necho $$ >> {}\n{script}\n", starts.display());
+        std::fs::write(&daemon, text).unwrap();
+        std::fs::set_permissions(&daemon, std::fs::Permissions::from_mode(0o755)).unwrap();
+        Launch {
+            socket: dir.join("run/thawd.sock"),
+            daemon,
+            config: None,
+            log: dir.join("thawd.log"),
+            limit: Duration::from_secs(20),
+        }
+    }
+
+    /// Process ids of the daemons that were started.
+    fn started(dir: &Path) -> Vec<String> {
+        std::fs::read_to_string(dir.join("starts"))
+            .unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn kill(pids: &[String]) {
+        for pid in pids {
+            let _ = Command::new("kill").args(["-9", pid]).status();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn many_that_need_it_at_once_start_one_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let launch = launch(dir.path(), "exec sleep 1000");
+        let waiting: Vec<_> = (0..8)
+            .map(|_| {
+                let launch = launch.clone();
+                tokio::spawn(async move { ensure_node(&launch).await.map(drop) })
+            })
+            .collect();
+        while started(dir.path()).is_empty() {
+            sleep(POLL).await;
+        }
+        let mut server = serve(&launch.socket).await;
+        for task in waiting {
+            task.await.unwrap().unwrap();
+        }
+        let pids = started(dir.path());
+        kill(&pids);
+        assert_eq!(pids.len(), 1, "{pids:?}");
+        server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn one_that_runs_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let launch = launch(dir.path(), "exit 1");
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        let mut server = serve(&launch.socket).await;
+        ensure_node(&launch).await.unwrap();
+        assert!(started(dir.path()).is_empty());
+        server.shutdown().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_ends_is_named_with_its_last_words() {
+        let dir = tempfile::tempdir().unwrap();
+        let launch = launch(
+            dir.path(),
+            "echo first; echo 'no such key: sotre' >&2; exit 3",
+        );
+        let error = ensure_node(&launch).await.err().unwrap();
+        let text = error.to_string();
+        assert!(matches!(error, ClientError::Ended { .. }), "{text}");
+        assert!(
+            text.contains("exit status: 3") && text.ends_with("no such key: sotre"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_daemon_that_never_answers_and_one_that_is_not_there_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut launch = launch(dir.path(), "exec sleep 1000");
+        launch.limit = Duration::from_millis(100);
+        let error = ensure_node(&launch).await.err().unwrap();
+        while started(dir.path()).is_empty() {
+            sleep(POLL).await;
+        }
+        kill(&started(dir.path()));
+        assert!(matches!(error, ClientError::Timeout { .. }), "{error}");
+
+        launch.daemon = dir.path().join("none");
+        let error = ensure_node(&launch).await.err().unwrap();
+        assert!(matches!(error, ClientError::Spawn { .. }), "{error}");
+    }
+}

@@ -81,9 +81,9 @@ pub enum Status {
 impl Record {
     /// The record of the container with exactly this id, `None` if runsc has none.
     pub fn load(root: &Path, id: &str) -> Result<Option<Record>, StateError> {
-        for (container, path) in records(root)? {
-            if container.0 == id {
-                return read(&path);
+        for place in records(root)? {
+            if place.container == id {
+                return read(&place.path);
             }
         }
         Ok(None)
@@ -92,9 +92,9 @@ impl Record {
     /// The records of all containers of a sandbox, the root container among them.
     pub fn of_sandbox(root: &Path, sandbox: &str) -> Result<Vec<Record>, StateError> {
         let mut found = Vec::new();
-        for (id, path) in records(root)? {
-            if id.1 == sandbox {
-                found.extend(read(&path)?);
+        for place in records(root)? {
+            if place.sandbox == sandbox {
+                found.extend(read(&place.path)?);
             }
         }
         Ok(found)
@@ -104,14 +104,14 @@ impl Record {
 /// Ids of the sandboxes under this root whose process lives.
 pub fn live_sandboxes(root: &Path) -> Result<BTreeSet<String>, StateError> {
     let mut live = BTreeSet::new();
-    for (id, path) in records(root)? {
-        if live.contains(&id.1) {
+    for place in records(root)? {
+        if live.contains(&place.sandbox) {
             continue;
         }
-        if let Some(record) = read(&path)?
+        if let Some(record) = read(&place.path)?
             && is_sandbox(record.sandbox.pid, &record.sandbox.id)
         {
-            live.insert(id.1);
+            live.insert(place.sandbox);
         }
     }
     Ok(live)
@@ -126,8 +126,15 @@ pub fn is_sandbox(pid: i32, sandbox: &str) -> bool {
         .is_ok_and(|line| line.split(|b| *b == 0).any(|arg| arg == sandbox.as_bytes()))
 }
 
-/// ((container id, sandbox id), path) of every record; a root that does not exist has none.
-fn records(root: &Path) -> Result<Vec<((String, String), PathBuf)>, StateError> {
+/// A record's place; its name has both ids.
+struct Place {
+    container: String,
+    sandbox: String,
+    path: PathBuf,
+}
+
+/// Every record; a root that does not exist has none.
+fn records(root: &Path) -> Result<Vec<Place>, StateError> {
     let fail = |source| StateError::Read {
         path: root.to_owned(),
         source,
@@ -139,16 +146,19 @@ fn records(root: &Path) -> Result<Vec<((String, String), PathBuf)>, StateError> 
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(fail)?;
-        if let Some(ids) = entry.file_name().to_str().and_then(ids_of) {
-            found.push((ids, entry.path()));
+        if let Some((container, sandbox)) = entry.file_name().to_str().and_then(ids_of) {
+            found.push(Place {
+                container: container.to_owned(),
+                sandbox: sandbox.to_owned(),
+                path: entry.path(),
+            });
         }
     }
     Ok(found)
 }
 
-fn ids_of(name: &str) -> Option<(String, String)> {
-    let (container, sandbox) = name.strip_suffix(SUFFIX)?.split_once(INFIX)?;
-    Some((container.to_owned(), sandbox.to_owned()))
+fn ids_of(name: &str) -> Option<(&str, &str)> {
+    name.strip_suffix(SUFFIX)?.split_once(INFIX)
 }
 
 /// `None`: removed between the listing and now.

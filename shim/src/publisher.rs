@@ -298,7 +298,7 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn nothing_overtakes_a_failed_event() {
         let taken = Arc::new(Mutex::new(Vec::new()));
         let publisher = Publisher::start(
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(publisher.queue.lock().unwrap().dropped, 1);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn flush_ends_at_its_limit() {
         let publisher = Publisher::start(
             "default",
@@ -327,7 +327,7 @@ mod tests {
             },
         );
         publisher.publish(events::task::TaskCreate::new().into());
-        publisher.flush(Duration::from_secs(1)).await;
+        publisher.flush(Duration::from_millis(50)).await;
         assert_eq!(publisher.queue.lock().unwrap().waiting.len(), 1);
     }
 

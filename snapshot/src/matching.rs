@@ -243,13 +243,37 @@ fn scope_differences(stored: &Scope, wanted: &Scope) -> Vec<FieldDifference> {
     let absent = |value: Option<&String>| value.map_or(ABSENT.to_owned(), String::clone);
     let overlay = |scope: &Scope| scope.overlay_kind();
     let mut pairs = vec![
-        ("tenant".to_owned(), stored.tenant.to_string(), wanted.tenant.to_string()),
+        (
+            "tenant".to_owned(),
+            stored.tenant.to_string(),
+            wanted.tenant.to_string(),
+        ),
         ("arch".to_owned(), stored.arch.clone(), wanted.arch.clone()),
-        ("runsc.platform".to_owned(), stored.platform.clone(), wanted.platform.clone()),
-        ("runsc.network".to_owned(), stored.network.clone(), wanted.network.clone()),
-        ("runsc.directfs".to_owned(), stored.directfs.clone(), wanted.directfs.clone()),
-        ("runsc.overlay2".to_owned(), overlay(stored), overlay(wanted)),
-        (MACHINE_SERIES.to_owned(), stored.machine_series.clone(), wanted.machine_series.clone()),
+        (
+            "runsc.platform".to_owned(),
+            stored.platform.clone(),
+            wanted.platform.clone(),
+        ),
+        (
+            "runsc.network".to_owned(),
+            stored.network.clone(),
+            wanted.network.clone(),
+        ),
+        (
+            "runsc.directfs".to_owned(),
+            stored.directfs.clone(),
+            wanted.directfs.clone(),
+        ),
+        (
+            "runsc.overlay2".to_owned(),
+            overlay(stored),
+            overlay(wanted),
+        ),
+        (
+            MACHINE_SERIES.to_owned(),
+            stored.machine_series.clone(),
+            wanted.machine_series.clone(),
+        ),
         (
             "annotations[thaw.dev/group]".to_owned(),
             absent(stored.group.as_ref()),
@@ -335,7 +359,10 @@ mod tests {
         let not_two = |id: &SnapshotId| *id == all[2].id;
         assert_eq!(choose(&all, &host(), &not_two).unwrap().id, all[0].id);
         let miss = choose(&all, &host(), &|_| true).unwrap_err();
-        assert_eq!((miss.reason, miss.nearest), (Reason::Quarantined, Some(all[1].id)));
+        assert_eq!(
+            (miss.reason, miss.nearest),
+            (Reason::Quarantined, Some(all[1].id))
+        );
         assert_eq!(
             choose(&[], &host(), &never).unwrap_err().reason,
             Reason::NoSnapshot
@@ -415,14 +442,20 @@ mod tests {
         let series = explained(|c| c.machine_series = "series-2".into());
         assert_eq!(series.reason, Reason::MachineSeriesDiffers);
         assert_eq!(series.differences[0].stored, "series-1");
-        assert_eq!(explained(|c| c.rootfs = "sha256:bb".into()).reason, Reason::ImageDiffers);
+        assert_eq!(
+            explained(|c| c.rootfs = "sha256:bb".into()).reason,
+            Reason::ImageDiffers
+        );
         let platform = explained(|c| c.platform = "kvm".into());
         assert_eq!(platform.reason, Reason::SpecDiffers);
         assert_eq!(platform.differences[0].field, "runsc.platform");
         let fact = explained(|c| {
             c.facts.insert("model".into(), "m".into());
         });
-        assert_eq!(fact.differences[0].field, "annotations[thaw.dev/fact.model]");
+        assert_eq!(
+            fact.differences[0].field,
+            "annotations[thaw.dev/fact.model]"
+        );
         assert_eq!(fact.differences[0].stored, ABSENT);
         let overlay = explained(|c| c.overlay = "root:dir=/x".into());
         assert!(overlay.differences.is_empty(), "{overlay:?}");
@@ -434,7 +467,10 @@ mod tests {
         let far = json!({"process": {"args": ["x", "y"]}});
         let stored = [summary(&wanted(&near), 1), summary(&wanted(&far), 9)];
         let miss = explain(&wanted(&spec()), &stored, &never);
-        assert_eq!((miss.reason, miss.nearest), (Reason::EnvDiffers, Some(stored[0].id)));
+        assert_eq!(
+            (miss.reason, miss.nearest),
+            (Reason::EnvDiffers, Some(stored[0].id))
+        );
         let equal = [summary(&wanted(&near), 1), summary(&wanted(&near), 2)];
         let miss = explain(&wanted(&spec()), &equal, &never);
         assert_eq!(miss.nearest, Some(equal[1].id));
@@ -446,7 +482,10 @@ mod tests {
         let stored = [summary(&w, 1)];
         w.host.runsc_version = "v2".into();
         assert_eq!(explain(&w, &stored, &never).reason, Reason::RunscDiffers);
-        assert_eq!(check(&w, &stored[0], &never).unwrap_err().reason, Reason::RunscDiffers);
+        assert_eq!(
+            check(&w, &stored[0], &never).unwrap_err().reason,
+            Reason::RunscDiffers
+        );
         w.host = host();
         assert!(check(&w, &stored[0], &never).is_ok());
         w.scope.machine_series = "other".into();

@@ -199,9 +199,8 @@ impl Snapshot {
             .blocks
             .get(run.start as usize..run.end as usize)
             .unwrap_or_default();
-        let follows = |pair: &[Block]| {
-            pair[0].pack == pair[1].pack && pair[0].end() == pair[1].offset
-        };
+        let follows =
+            |pair: &[Block]| pair[0].pack == pair[1].pack && pair[0].end() == pair[1].offset;
         match (blocks.first(), blocks.last()) {
             (Some(first), Some(last)) if blocks.windows(2).all(follows) => Ok((*first, *last)),
             _ => Err(no_run),
@@ -230,11 +229,9 @@ fn verifies(block: &Block, stored: &[u8]) -> bool {
 }
 
 fn decode(index: u32, block: &Block, stored: Bytes) -> Result<Bytes, ReadError> {
-    codec::decode(block.kind, stored, block.raw_len as usize).map_err(|source| {
-        ReadError::Decode {
-            block: index,
-            source,
-        }
+    codec::decode(block.kind, stored, block.raw_len as usize).map_err(|source| ReadError::Decode {
+        block: index,
+        source,
     })
 }
 

@@ -221,7 +221,10 @@ pub(crate) mod tests {
 
     #[test]
     fn an_entry_survives_and_damage_is_refused() {
-        let entry = summary(&wanted(&json!({"process": {"args": ["a"], "env": ["A=1"]}})), 1);
+        let entry = summary(
+            &wanted(&json!({"process": {"args": ["a"], "env": ["A=1"]}})),
+            1,
+        );
         let bytes = entry.to_bytes().unwrap();
         assert_eq!(Summary::parse(&bytes).unwrap(), entry);
         let change = |from: &str, to: &str| {
@@ -243,7 +246,10 @@ pub(crate) mod tests {
             change("2026-11-30T20", "yesterday"),
             SummaryError::Inconsistent { field: "created" }
         ));
-        assert!(matches!(change(&entry.id.to_string(), "../.."), SummaryError::Json(_)));
+        assert!(matches!(
+            change(&entry.id.to_string(), "../.."),
+            SummaryError::Json(_)
+        ));
         assert!(matches!(
             Summary::parse(&vec![b' '; MAX_SUMMARY + 1]),
             Err(SummaryError::TooLong { .. })

@@ -47,7 +47,9 @@ pub fn is_rfc3339(text: &str) -> bool {
         b'd' => c.is_ascii_digit(),
         other => c == other,
     });
-    let fraction = tail.strip_suffix('Z').map(|f| f.strip_prefix('.').unwrap_or(f));
+    let fraction = tail
+        .strip_suffix('Z')
+        .map(|f| f.strip_prefix('.').unwrap_or(f));
     head_fits && fraction.is_some_and(|f| f.len() <= 9 && f.bytes().all(|c| c.is_ascii_digit()))
 }
 
@@ -68,7 +70,13 @@ mod tests {
             assert!(is_rfc3339(text));
         }
         assert!(is_rfc3339("2026-11-30T20:00:00.123456789Z"));
-        for bad in ["", "2026-11-30", "2026-11-30T20:00:00", "2026-11-30T20:00:00+01:00", "2026-11-30T20:00:0xZ"] {
+        for bad in [
+            "",
+            "2026-11-30",
+            "2026-11-30T20:00:00",
+            "2026-11-30T20:00:00+01:00",
+            "2026-11-30T20:00:0xZ",
+        ] {
             assert!(!is_rfc3339(bad), "{bad}");
         }
     }

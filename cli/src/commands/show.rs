@@ -1,7 +1,7 @@
 //! `thaw show`.
 
 use anyhow::Context as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 use thaw_proto::v1;
 
 use crate::args;
@@ -71,6 +71,7 @@ fn flatten(value: &Value) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_manifest_is_shown_by_its_scalars_and_the_length_of_its_lists() {

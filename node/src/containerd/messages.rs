@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 /// `GetContainerRequest` of `api/services/containers/v1/containers.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct GetContainerRequest {
+pub(crate) struct GetContainerRequest {
     /// Full id.
     #[prost(string, tag = "1")]
     pub id: String,
@@ -13,7 +13,7 @@ pub struct GetContainerRequest {
 
 /// `GetContainerResponse` of `api/services/containers/v1/containers.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct GetContainerResponse {
+pub(crate) struct GetContainerResponse {
     /// The container.
     #[prost(message, optional, tag = "1")]
     pub container: Option<Container>,
@@ -21,7 +21,7 @@ pub struct GetContainerResponse {
 
 /// `Container` of `api/services/containers/v1/containers.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Container {
+pub(crate) struct Container {
     /// Full id.
     #[prost(string, tag = "1")]
     pub id: String,
@@ -44,7 +44,7 @@ pub struct Container {
 
 /// `Container.Runtime` of `api/services/containers/v1/containers.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Runtime {
+pub(crate) struct Runtime {
     /// For example `io.containerd.thaw.v1`.
     #[prost(string, tag = "1")]
     pub name: String,
@@ -52,7 +52,7 @@ pub struct Runtime {
 
 /// `StatSnapshotRequest` of `api/services/snapshots/v1/snapshots.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct StatSnapshotRequest {
+pub(crate) struct StatSnapshotRequest {
     /// Snapshotter.
     #[prost(string, tag = "1")]
     pub snapshotter: String,
@@ -63,7 +63,7 @@ pub struct StatSnapshotRequest {
 
 /// `StatSnapshotResponse` of `api/services/snapshots/v1/snapshots.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct StatSnapshotResponse {
+pub(crate) struct StatSnapshotResponse {
     /// What is known of it.
     #[prost(message, optional, tag = "1")]
     pub info: Option<Info>,
@@ -71,7 +71,7 @@ pub struct StatSnapshotResponse {
 
 /// `Info` of `api/services/snapshots/v1/snapshots.proto`.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Info {
+pub(crate) struct Info {
     /// Key or name.
     #[prost(string, tag = "1")]
     pub name: String,

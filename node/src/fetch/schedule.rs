@@ -452,8 +452,8 @@ mod tests {
         let plan = plan(20, 7);
         let mut s = schedule(1);
         s.add(Arc::clone(&plan), usize::MAX);
-        let mut seen = Vec::new();
-        while let Some(batch) = s.next(&mut none) {
+        let mut seen: Vec<u32> = Vec::new();
+        while let Some(batch) = s.next(&mut |_, block, _| seen.contains(&block)) {
             seen.extend(batch.blocks.clone());
             s.finish(&batch, &plan, batch.bytes, Duration::ZERO);
         }

@@ -101,8 +101,14 @@ mod tests {
         let bytes = header.encode(place);
         assert_eq!(Header::decode(&bytes, place), Some(header));
         let elsewhere = [
-            Place { tenant: &other, ..place },
-            Place { segment: 8, ..place },
+            Place {
+                tenant: &other,
+                ..place
+            },
+            Place {
+                segment: 8,
+                ..place
+            },
             Place { offset: 0, ..place },
         ];
         for place in elsewhere {

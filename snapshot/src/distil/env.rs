@@ -89,9 +89,7 @@ pub(super) fn compared<'a>(
     env.iter()
         .filter(|(name, values)| match listed {
             Some(names) => names.contains(**name),
-            None => !values
-                .iter()
-                .all(|value| always_differs(name, value, &env)),
+            None => !values.iter().all(|value| always_differs(name, value, &env)),
         })
         // No value can hold a NUL, so the joined text is unambiguous.
         .map(|(name, values)| (*name, values.join("\0")))

@@ -74,7 +74,10 @@ mod tests {
         assert_eq!(encode(noise.clone()).unwrap().0, Kind::Raw);
         let (kind, stored) = encode(vec![7; 65_536]).unwrap();
         assert_eq!(kind, Kind::Zstd);
-        assert_eq!(decode(kind, stored.into(), 65_536).unwrap(), [7; 65_536][..]);
+        assert_eq!(
+            decode(kind, stored.into(), 65_536).unwrap(),
+            [7; 65_536][..]
+        );
         let raw = Bytes::from(noise);
         assert_eq!(decode(Kind::Raw, raw.clone(), raw.len()).unwrap(), raw);
         assert_eq!(encode(Vec::new()).unwrap(), (Kind::Raw, Vec::new()));

@@ -49,7 +49,9 @@ pub enum ManifestError {
     #[error("manifest is cut short or no manifest")]
     Cut,
     /// Another version.
-    #[error("manifest has version {0}, this thaw reads version {FORMAT_VERSION}: update thaw on this node")]
+    #[error(
+        "manifest has version {0}, this thaw reads version {FORMAT_VERSION}: update thaw on this node"
+    )]
     Version(u32),
     /// Made with an encryption that this version does not know.
     #[error("snapshot is encrypted with {0:?}, which this thaw cannot decrypt")]
@@ -248,7 +250,11 @@ impl Opened {
     fn section(&self, offset: u64, len: u64) -> Result<Bytes, ManifestError> {
         let range = usize::try_from(offset)
             .ok()
-            .zip(offset.checked_add(len).and_then(|end| usize::try_from(end).ok()))
+            .zip(
+                offset
+                    .checked_add(len)
+                    .and_then(|end| usize::try_from(end).ok()),
+            )
             .filter(|(_, end)| *end <= self.sections.len())
             .ok_or(ManifestError::Cut)?;
         Ok(self.sections.slice(range.0..range.1))

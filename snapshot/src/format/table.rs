@@ -130,10 +130,7 @@ const NO_BLOCK: u32 = u32::MAX;
 impl ChunkTable {
     /// Length of its encoded form.
     pub fn encoded_len(&self) -> usize {
-        HEADER
-            + self.chunks.len() * CHUNK
-            + self.blocks.len() * BLOCK
-            + self.groups.len() * GROUP
+        HEADER + self.chunks.len() * CHUNK + self.blocks.len() * BLOCK + self.groups.len() * GROUP
     }
 
     /// Its bytes.
@@ -335,7 +332,9 @@ impl ChunkTable {
             let pack = members[0].pack;
             let longest = members.iter().map(|block| block.stored_len).max();
             // Healing reads a group at once, so it may not be spread over more than its own length.
-            let contiguous = members.windows(2).all(|pair| pair[0].end() == pair[1].offset);
+            let contiguous = members
+                .windows(2)
+                .all(|pair| pair[0].end() == pair[1].offset);
             if !contiguous || members.iter().any(|block| block.pack != pack) {
                 return Err(bad("group", index, "count"));
             }
@@ -379,5 +378,163 @@ fn bad(record: &'static str, index: usize, field: &'static str) -> TableError {
         record,
         index,
         field,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LENS: [Option<u64>; 3] = [None, None, Some(300_000)];
+    const PACKS: [u64; 2] = [150_000, 60_000];
+
+    fn chunk(offset: u64, len: u64, block: Option<u32>) -> Chunk {
+        Chunk {
+            file: File::Pages,
+            offset,
+            len,
+            block,
+        }
+    }
+
+    fn block(pack: u32, offset: u64, stored_len: u32, raw_len: u32, kind: Kind) -> Block {
+        Block {
+            pack,
+            offset,
+            stored_len,
+            raw_len,
+            kind,
+            hash: [pack as u8; 32],
+        }
+    }
+
+    fn table() -> ChunkTable {
+        ChunkTable {
+            chunks: vec![
+                chunk(0, 65_536, Some(0)),
+                chunk(65_536, 131_072, None),
+                chunk(196_608, 65_536, Some(1)),
+                chunk(262_144, 37_856, Some(2)),
+            ],
+            blocks: vec![
+                block(0, 0, 65_536, 65_536, Kind::Raw),
+                block(0, 65_536, 1_000, 65_536, Kind::Zstd),
+                block(1, 0, 20_000, 37_856, Kind::Zstd),
+            ],
+            groups: vec![
+                Group {
+                    first: 0,
+                    count: 2,
+                    parity_offset: 66_536,
+                    parity_len: 65_536,
+                    parity_hash: [3; 32],
+                },
+                Group {
+                    first: 2,
+                    count: 1,
+                    parity_offset: 20_000,
+                    parity_len: 20_000,
+                    parity_hash: [4; 32],
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn a_table_survives() {
+        let bytes = table().encode();
+        assert_eq!(bytes.len(), table().encoded_len());
+        assert_eq!(ChunkTable::decode(&bytes, &LENS, &PACKS), Ok(table()));
+        for cut in 0..bytes.len() {
+            assert!(ChunkTable::decode(&bytes[..cut], &LENS, &PACKS).is_err());
+        }
+    }
+
+    #[test]
+    fn every_rule_is_checked() {
+        type Change = fn(&mut ChunkTable);
+        let changes: [(Change, &str, &str); 20] = [
+            (|t| t.chunks[0].offset = 4096, "chunk", "offset"),
+            (|t| t.chunks[2].offset -= 4096, "chunk", "offset"),
+            (|t| t.chunks[1].len = 0, "chunk", "length"),
+            (|t| t.chunks[3].len += 1, "chunk", "length"),
+            (|t| t.chunks[3].block = Some(3), "chunk", "block"),
+            (|t| t.chunks[3].block = Some(1), "chunk", "block"),
+            (|t| t.chunks[0].file = File::State, "chunk", "file"),
+            (|t| t.chunks.push(chunk(300_000, 1, None)), "chunk", "file"),
+            (|t| t.chunks.truncate(3), "chunk", "file"),
+            (|t| t.blocks[2].pack = 2, "block", "pack"),
+            (|t| t.blocks[1].offset = 0, "block", "offset"),
+            (|t| t.blocks[1].stored_len = 0, "block", "stored length"),
+            (
+                |t| t.blocks[0].stored_len = 65_535,
+                "block",
+                "stored length",
+            ),
+            (|t| t.blocks[2].offset = 60_000, "block", "stored length"),
+            (|t| t.blocks[2].offset = u64::MAX, "block", "stored length"),
+            (|t| t.groups[1].first = 1, "group", "first block"),
+            (|t| t.groups[0].count = 3, "group", "count"),
+            (|t| t.groups[0].parity_len = 1_000, "group", "parity"),
+            (|t| t.groups[1].parity_offset = u64::MAX, "group", "parity"),
+            (|t| t.groups.truncate(1), "group", "first block"),
+        ];
+        for (i, (change, record, field)) in changes.into_iter().enumerate() {
+            let mut t = table();
+            change(&mut t);
+            match ChunkTable::decode(&t.encode(), &LENS, &PACKS) {
+                Err(TableError::Record {
+                    record: r,
+                    field: f,
+                    ..
+                }) => {
+                    assert_eq!((r, f), (record, field), "change {i}");
+                }
+                other => panic!("change {i}: {other:?}"),
+            }
+        }
+        let mut bomb = table();
+        bomb.blocks[1].raw_len = MAX_CHUNK as u32 + 1;
+        assert!(ChunkTable::decode(&bomb.encode(), &LENS, &PACKS).is_err());
+    }
+
+    #[test]
+    fn chunks_and_groups_are_found() {
+        let t = table();
+        assert_eq!(t.find(File::Pages, 0), Some(0));
+        assert_eq!(t.find(File::Pages, 65_535), Some(0));
+        assert_eq!(t.find(File::Pages, 196_607), Some(1));
+        assert_eq!(t.find(File::Pages, 299_999), Some(3));
+        assert_eq!(t.find(File::Pages, 300_000), None);
+        assert_eq!(t.find(File::State, 0), None);
+        assert_eq!(t.group_of(1), &t.groups[0]);
+        assert_eq!(t.group_of(2), &t.groups[1]);
+        assert_ne!(t.blocks[0].id(), t.blocks[1].id());
+        let other_kind = Block {
+            kind: Kind::Zstd,
+            ..t.blocks[0]
+        };
+        assert_ne!(other_kind.id(), t.blocks[0].id());
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_tables_never_panic(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut bytes = table().encode();
+            for (at, value) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = value;
+            }
+            if let Ok(t) = ChunkTable::decode(&bytes, &LENS, &PACKS) {
+                for block in 0..t.blocks.len() {
+                    t.group_of(block as u32);
+                }
+                t.find(File::Pages, 299_999);
+            }
+        }
     }
 }

@@ -78,10 +78,7 @@ pub(super) async fn run<T, F: Future<Output = Result<T, Failure>>>(
             },
         };
         let pause = pause(attempts);
-        if !failure.is_transient()
-            || attempts >= budget.attempts
-            || Instant::now() + pause >= end
-        {
+        if !failure.is_transient() || attempts >= budget.attempts || Instant::now() + pause >= end {
             return Err(StoreError {
                 operation,
                 path: path.to_string(),

@@ -41,10 +41,7 @@ fn no_retries() -> RetryConfig {
     }
 }
 
-pub(super) fn open(
-    text: &str,
-    options: &BTreeMap<String, String>,
-) -> Result<Backend, OpenError> {
+pub(super) fn open(text: &str, options: &BTreeMap<String, String>) -> Result<Backend, OpenError> {
     let url = Url::parse(text).map_err(|source| OpenError::Url {
         url: text.to_owned(),
         source,
@@ -117,10 +114,13 @@ fn keys<'a, K: std::str::FromStr>(
     options
         .iter()
         .map(|(key, value)| {
-            let parsed = key.to_ascii_lowercase().parse().map_err(|_| OpenError::Option {
-                key: key.clone(),
-                backend,
-            })?;
+            let parsed = key
+                .to_ascii_lowercase()
+                .parse()
+                .map_err(|_| OpenError::Option {
+                    key: key.clone(),
+                    backend,
+                })?;
             Ok((parsed, value))
         })
         .collect()

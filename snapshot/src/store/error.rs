@@ -292,7 +292,10 @@ mod tests {
                 "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: {code}: body"
             ))
         };
-        assert_eq!(status("503 Service Unavailable"), StoreErrorKind::Unreachable);
+        assert_eq!(
+            status("503 Service Unavailable"),
+            StoreErrorKind::Unreachable
+        );
         assert_eq!(status("429 Too Many Requests"), StoreErrorKind::Unreachable);
         assert_eq!(status("416 Range Not Satisfiable"), StoreErrorKind::Body);
         assert_eq!(status("400 Bad Request"), StoreErrorKind::Other);
@@ -319,8 +322,14 @@ mod tests {
         assert_eq!(reason(Operation::List, K::Denied), Reason::StoreDenied);
         assert_eq!(reason(Operation::List, K::Slow), Reason::StoreSlow);
         assert_eq!(reason(Operation::Get, K::Missing), Reason::SnapshotMissing);
-        assert_eq!(reason(Operation::List, K::Missing), Reason::StoreUnreachable);
-        assert_eq!(reason(Operation::List, K::Unreachable), Reason::StoreUnreachable);
+        assert_eq!(
+            reason(Operation::List, K::Missing),
+            Reason::StoreUnreachable
+        );
+        assert_eq!(
+            reason(Operation::List, K::Unreachable),
+            Reason::StoreUnreachable
+        );
         assert_eq!(reason(Operation::Get, K::Body), Reason::SnapshotCorrupt);
     }
 }

@@ -27,7 +27,8 @@ impl Store {
     ) -> Result<Vec<Summary>, StoreError> {
         let prefix = self.layout.index(tenant, key);
         let budget = Budget::within(deadline);
-        let belongs = |s: &Summary| s.provenance.key == *key && s.provenance.scope.tenant == *tenant;
+        let belongs =
+            |s: &Summary| s.provenance.key == *key && s.provenance.scope.tenant == *tenant;
         self.entries(&prefix, Some(MAX_CANDIDATES), budget, belongs)
             .await
     }
@@ -55,9 +56,7 @@ impl Store {
         let mut found = self
             .entries(&prefix, None, Budget::background(0), belongs)
             .await?;
-        found.sort_by(|a, b| {
-            (&b.provenance.created, b.id).cmp(&(&a.provenance.created, a.id))
-        });
+        found.sort_by(|a, b| (&b.provenance.created, b.id).cmp(&(&a.provenance.created, a.id)));
         found.dedup_by_key(|summary| summary.id);
         Ok(found)
     }

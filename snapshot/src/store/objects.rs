@@ -195,7 +195,13 @@ impl Objects {
             self.check_root().await?;
             let mut found = match &self.backend.pages {
                 Some(_) => self.list_pages(prefix, max).await?,
-                None => self.backend.objects.list(Some(prefix)).try_collect().await?,
+                None => {
+                    self.backend
+                        .objects
+                        .list(Some(prefix))
+                        .try_collect()
+                        .await?
+                }
             };
             found.sort_by(|a, b| a.location.cmp(&b.location));
             found.truncate(max.unwrap_or(usize::MAX));
@@ -238,11 +244,7 @@ impl Objects {
     ) -> Result<Vec<Path>, StoreError> {
         run(Operation::List, prefix, budget, || async {
             self.check_root().await?;
-            let listed = self
-                .backend
-                .objects
-                .list_with_delimiter(Some(prefix))
-                .await;
+            let listed = self.backend.objects.list_with_delimiter(Some(prefix)).await;
             match listed {
                 Ok(listed) => Ok(listed.common_prefixes),
                 // A local directory that is not there yet.

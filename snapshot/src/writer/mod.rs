@@ -144,7 +144,11 @@ impl Draft {
             let raw = source.read_all(file)?;
             let packed = zstd::bulk::compress(&raw, INLINE_LEVEL).map_err(WriteError::Encode)?;
             let hash = blake3::hash(&raw);
-            let stored = if packed.len() < raw.len() { (true, packed) } else { (false, raw) };
+            let stored = if packed.len() < raw.len() {
+                (true, packed)
+            } else {
+                (false, raw)
+            };
             Ok::<_, WriteError>((hash, stored))
         })
         .await??;

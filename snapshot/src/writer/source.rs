@@ -2,8 +2,8 @@
 
 use std::os::unix::fs::FileExt;
 
-use tokio::sync::mpsc;
 use thaw_proto::data::File;
+use tokio::sync::mpsc;
 
 use crate::format::PAGE;
 use crate::format::chunker::{Chunker, Piece};

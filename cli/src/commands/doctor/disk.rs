@@ -55,7 +55,7 @@ fn check(name: &'static str, dir: &Path, short: impl Fn(u64) -> Option<String>) 
             format!("{} has no file system: {}", place.display(), e.desc()),
         ),
         Ok(fs) => {
-            let free = u64::from(fs.blocks_available()).saturating_mul(fs.fragment_size());
+            let free = fs.blocks_available().saturating_mul(fs.fragment_size());
             let found = format!("{}, {} free", dir.display(), bytes(free));
             match short(free) {
                 Some(problem) => Check::warn(name, format!("{found}; {problem}")),

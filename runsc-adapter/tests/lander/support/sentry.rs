@@ -214,7 +214,10 @@ impl Sentry {
             while let Some(id) = free.pop() {
                 reads += 1;
                 let lowest = asked.iter().position(|a| !a);
-                let ahead = asked.iter().rposition(|a| !a).filter(|_| reads % 5 == 0);
+                let ahead = asked
+                    .iter()
+                    .rposition(|a| !a)
+                    .filter(|_| reads.is_multiple_of(5));
                 let Some(first) = ahead.or(lowest) else {
                     free.push(id);
                     break;
