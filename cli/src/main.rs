@@ -23,11 +23,7 @@ async fn main() -> ExitCode {
         // Whoever read the output has seen enough.
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(
-                std::io::stderr(),
-                "thaw: {}",
-                output::clean(&format!("{error:#}"))
-            );
+            let _ = writeln!(std::io::stderr(), "thaw: {}", output::sentence(&error));
             ExitCode::FAILURE
         }
     }

@@ -105,6 +105,19 @@ pub(crate) fn short(id: &str) -> String {
     id.chars().take(12).collect()
 }
 
+/// An error and its causes in one line; messages often contain their cause already.
+pub(crate) fn sentence(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(|c| c.to_string()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    clean(&text)
+}
+
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
@@ -125,6 +138,15 @@ mod tests {
         assert_eq!(millis(412), "412 ms");
         assert_eq!(millis(3_140), "3.1 s");
         assert_eq!(short("0123456789abcdef"), "0123456789ab");
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || std::io::Error::other("no room");
+        let error = anyhow::Error::new(cause()).context("cannot write f: no room");
+        assert_eq!(sentence(&error), "cannot write f: no room");
+        let error = anyhow::Error::new(cause()).context("cannot write f");
+        assert_eq!(sentence(&error), "cannot write f: no room");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use thaw_snapshot::store::{OpenError, Store, StoreError};
 use thiserror::Error;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use crate::activity::Activity;
 use crate::capture::spool::Spool;
@@ -89,8 +90,8 @@ impl Daemon {
             store.prepare().await.map_err(StartError::DefaultStore)?;
         }
         let spool_dir = config.spool_dir();
-        let spool = Spool::open(&spool_dir, config.spool.keep_free_bytes)
-            .map_err(at(spool_dir.clone()))?;
+        let spool =
+            Spool::open(&spool_dir, config.spool.keep_free_bytes).map_err(at(spool_dir.clone()))?;
         let cache = Arc::new(Cache::open(&config.cache_dir(), config.cache.max_bytes)?);
         let cluster = match &config.cluster {
             Some(cluster) => cluster.clone(),
@@ -101,7 +102,10 @@ impl Daemon {
         };
         let identity = Identity {
             cluster,
-            series: config.machine_series.clone().unwrap_or_else(machine::series),
+            series: config
+                .machine_series
+                .clone()
+                .unwrap_or_else(machine::series),
         };
 
         let engine = Engine::new(store.clone(), cache, config.daemon.fetch_parallelism);
@@ -179,16 +183,20 @@ impl Daemon {
             seconds => Duration::from_secs(seconds),
         };
         let mut tick = tokio::time::interval(TICK);
+        let mut landers = JoinSet::new();
         let why = loop {
             tokio::select! {
                 accepted = self.data.accept() => match accepted {
-                    Ok((socket, _)) => self.serve_lander(socket),
+                    Ok((socket, _)) => {
+                        landers.spawn(self.serve_lander(socket));
+                    }
                     Err(error) => {
                         // Most likely out of descriptors; they come back when landers leave.
                         tracing::warn!(%error, "cannot accept a lander");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 },
+                Some(_) = landers.join_next(), if !landers.is_empty() => {}
                 _ = tick.tick() => {
                     self.service.captures.sweep();
                     self.sessions.snapshots.sweep(KEEP_OPEN);
@@ -204,18 +212,19 @@ impl Daemon {
         let _ = std::fs::remove_file(self.config.node_socket());
         let _ = std::fs::remove_file(self.config.data_socket());
         tracing::info!(why, outcomes = ?self.service.activity.outcomes(), "thawd ends");
+        landers.shutdown().await;
         let _ = self.ttrpc.shutdown().await;
     }
 
-    fn serve_lander(&self, socket: UnixStream) {
+    fn serve_lander(&self, socket: UnixStream) -> impl Future<Output = ()> + Send + 'static {
         let busy = self.service.activity.lander();
         let (sessions, captures) = (self.sessions.clone(), Arc::clone(&self.service.captures));
-        tokio::spawn(async move {
+        async move {
             let _busy = busy;
             if let Err(error) = greet(sessions, captures, socket).await {
                 tracing::warn!(%error, "lander connection broke");
             }
-        });
+        }
     }
 }
 

@@ -75,12 +75,8 @@ impl Lookups {
         match found {
             Ok(summary) => {
                 let account = self.accounts.begin(&target.container, summary.id);
-                self.warmer.start(
-                    target.container.clone(),
-                    target.tenant,
-                    summary.id,
-                    account,
-                );
+                self.warmer
+                    .start(target.container.clone(), target.tenant, summary.id, account);
                 Found::Match(Box::new(summary))
             }
             Err(miss) => Found::Miss(miss),
@@ -114,7 +110,10 @@ impl Lookups {
             Ok(Ok(opened)) => opened,
             Ok(Err(error)) => {
                 let error = FetchError::from(error);
-                return Err(miss(error.reason, format!("pinned snapshot {}: {error}", id.short())));
+                return Err(miss(
+                    error.reason,
+                    format!("pinned snapshot {}: {error}", id.short()),
+                ));
             }
             Err(_) => {
                 return Err(miss(

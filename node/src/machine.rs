@@ -55,7 +55,10 @@ fn read_id(path: &Path) -> io::Result<String> {
     if id.is_empty() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            format!("{} is empty: write the cluster's id or remove it", path.display()),
+            format!(
+                "{} is empty: write the cluster's id or remove it",
+                path.display()
+            ),
         ));
     }
     Ok(id.to_owned())

@@ -124,16 +124,18 @@ impl Strikes {
 
     fn save(&self, all: &BTreeMap<SnapshotId, Vec<Strike>>) {
         let temporary = self.path.with_extension("new");
-        let written = serde_json::to_vec(all).map_err(io::Error::from).and_then(|bytes| {
-            OpenOptions::new()
-                .write(true)
-                .create(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&temporary)?
-                .write_all(&bytes)?;
-            fs::rename(&temporary, &self.path)
-        });
+        let written = serde_json::to_vec(all)
+            .map_err(io::Error::from)
+            .and_then(|bytes| {
+                OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .mode(0o600)
+                    .open(&temporary)?
+                    .write_all(&bytes)?;
+                fs::rename(&temporary, &self.path)
+            });
         if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "strikes cannot be saved");
         }

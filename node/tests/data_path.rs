@@ -14,7 +14,11 @@ async fn what_is_captured_is_restored_and_shared() {
     let node = TestNode::new().await;
     let files = checkpoint(1, 6000);
     let missed = node.lookup("c1", &spec("a")).await;
-    assert_eq!(missed.miss.reason, "store-unreachable", "{}", missed.miss.detail);
+    assert_eq!(
+        missed.miss.reason, "store-unreachable",
+        "{}",
+        missed.miss.detail
+    );
     let snapshot = node.capture("c1", &spec("a"), &files).await;
 
     // Two at a time share what is fetched.
@@ -44,7 +48,10 @@ async fn what_is_captured_is_restored_and_shared() {
         ..Default::default()
     };
     let refused = node.client.remove(context(), &remove).await.unwrap_err();
-    assert!(refused.to_string().contains("is being restored"), "{refused}");
+    assert!(
+        refused.to_string().contains("is being restored"),
+        "{refused}"
+    );
     drop((first, second, third));
     let removed = loop {
         match node.client.remove(context(), &remove).await {
@@ -83,11 +90,10 @@ async fn the_cache_survives_a_restart_and_landers_connect_anew() {
 async fn a_damaged_byte_is_healed_and_a_missing_pack_is_said() {
     let mut node = TestNode::new().await;
     let files = checkpoint(3, 3000);
-    node.capture("c1", &spec("a"), &files).await;
-    let pack = node.stored("/packs/").remove(0);
+    let snapshot = node.capture("c1", &spec("a"), &files).await;
+    let (pack, at) = node.place_of_block(&snapshot, 3).await;
     let mut bytes = fs::read(&pack).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 0x10;
+    bytes[at] ^= 0x10;
     fs::write(&pack, &bytes).unwrap();
 
     let mut lander = RestoreLander::restore(&node, "c1", &spec("a")).await;
@@ -107,7 +113,11 @@ async fn a_damaged_byte_is_healed_and_a_missing_pack_is_said() {
 
     fs::remove_dir_all(node.store_dir()).unwrap();
     let missed = node.lookup("c1", &spec("a")).await;
-    assert_eq!(missed.miss.reason, "store-unreachable", "{}", missed.miss.detail);
+    assert_eq!(
+        missed.miss.reason, "store-unreachable",
+        "{}",
+        missed.miss.detail
+    );
     match RestoreLander::connect(&node.config, "x", "y", "c1").await {
         Began::Failed { reason, .. } => assert_eq!(reason, "snapshot-missing"),
         Began::Lander(_) => panic!("ids are checked"),
@@ -157,7 +167,12 @@ async fn data_lost_after_ready_ends_the_session_with_a_strike() {
     let ready = lander.wait_ready().await;
     if ready.is_ok() {
         lander
-            .ask(File::Pages, Class::Demand, files[2].len() as u64 - 4096, 4096)
+            .ask(
+                File::Pages,
+                Class::Demand,
+                files[2].len() as u64 - 4096,
+                4096,
+            )
             .await;
         assert_eq!(lander.take().await, Err("snapshot-missing".to_owned()));
         let strike = StrikeRequest {
@@ -235,7 +250,11 @@ async fn misses_are_explained() {
         ..pinned
     };
     let missed = node.client.lookup(context(), &pinned).await.unwrap();
-    assert_eq!(missed.miss.reason, "snapshot-missing", "{}", missed.miss.detail);
+    assert_eq!(
+        missed.miss.reason, "snapshot-missing",
+        "{}",
+        missed.miss.detail
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,7 +282,9 @@ async fn an_unfinished_capture_is_never_listed() {
     lander.finalize(File::State).await;
     let error = node.commit(&capture).await.unwrap_err();
     assert!(
-        error.to_string().contains("pages_meta.img, pages.img not finalized"),
+        error
+            .to_string()
+            .contains("pages_meta.img, pages.img not finalized"),
         "{error}"
     );
     let second = CaptureLander::connect(&node.config, &capture).await;
@@ -288,7 +309,10 @@ async fn an_unfinished_capture_is_never_listed() {
         .unwrap();
     assert!(listed.snapshots.is_empty());
     assert_eq!(fs::read_dir(node.config.spool_dir()).unwrap().count(), 0);
-    assert_eq!(node.lookup("c1", &spec("a")).await.miss.reason, "no-snapshot");
+    assert_eq!(
+        node.lookup("c1", &spec("a")).await.miss.reason,
+        "no-snapshot"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,7 +324,10 @@ async fn nonsense_is_answered_with_a_sentence() {
         ..Default::default()
     };
     let error = node.client.lookup(context(), &ask).await.unwrap_err();
-    assert!(error.to_string().contains("config.json is not JSON"), "{error}");
+    assert!(
+        error.to_string().contains("config.json is not JSON"),
+        "{error}"
+    );
     let ask = LookupRequest {
         pinned_snapshot: "../../x".into(),
         ..ask

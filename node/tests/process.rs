@@ -84,7 +84,12 @@ fn one_that_was_killed_is_replaced() {
     fs::write(dir.path().join("state/spool/left"), "over").unwrap();
     let _second = thawd(&config);
     wait_for(|| UnixStream::connect(&socket).is_ok());
-    assert_eq!(fs::read_dir(dir.path().join("state/spool")).unwrap().count(), 0);
+    assert_eq!(
+        fs::read_dir(dir.path().join("state/spool"))
+            .unwrap()
+            .count(),
+        0
+    );
 }
 
 #[test]

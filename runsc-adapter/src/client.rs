@@ -28,7 +28,8 @@ pub struct RunscClient {
 /// Answer of `runsc state`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct State {
-    /// Full id.
+    /// containerd's id.
+    #[serde(deserialize_with = "crate::id::deserialize")]
     pub id: String,
     /// creating, created, running, paused or stopped.
     pub status: String,
@@ -42,8 +43,8 @@ pub struct State {
 /// Answer of `runsc wait`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Exit {
-    /// Full id.
-    #[serde(default)]
+    /// containerd's id.
+    #[serde(default, deserialize_with = "crate::id::deserialize")]
     pub id: String,
     /// Exit code, or 128 + signal.
     #[serde(rename = "exitStatus")]

@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::id;
+
 /// Environment variable that names the directory of runsc's sidecar binaries (gVisor
 /// `runsc/gvisorbinaries/gvisorbinaries.go`).
 pub const SIDECAR_DIR_ENV: &str = "GVISOR_SIDECAR_BINARIES_DIR";
@@ -39,7 +41,7 @@ pub struct Runsc {
 /// What `create` needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Create {
-    /// Full container id.
+    /// containerd's id of the container.
     pub id: String,
     /// Directory with config.json.
     pub bundle: PathBuf,
@@ -54,7 +56,7 @@ pub struct Create {
 /// What `restore` needs. The container was created before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restore {
-    /// Full container id.
+    /// containerd's id of the container.
     pub id: String,
     /// Directory with the snapshot's files, or with `gcs_opts.json` alone.
     pub image_path: PathBuf,
@@ -67,7 +69,7 @@ pub struct Restore {
 /// What `checkpoint` needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Full id of the root container.
+    /// containerd's id of the root container.
     pub id: String,
     /// Empty directory, or one with `gcs_opts.json` alone.
     pub image_path: PathBuf,
@@ -78,7 +80,7 @@ pub struct Checkpoint {
 /// What `exec` needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exec {
-    /// Full container id.
+    /// containerd's id of the container.
     pub id: String,
     /// File with the OCI process in JSON.
     pub process: PathBuf,
@@ -159,14 +161,14 @@ impl Runsc {
         optional(&mut c, "pid-file", args.pid_file.as_deref());
         optional(&mut c, "console-socket", args.console_socket.as_deref());
         optional(&mut c, "user-log", args.user_log.as_deref());
-        c.arg(&args.id);
+        c.arg(runsc_id(&args.id));
         c
     }
 
     /// `start`.
     pub fn start(&self, id: &str) -> Command {
         let mut c = self.verb("start");
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
@@ -180,7 +182,7 @@ impl Runsc {
         if args.background {
             c.arg("--background");
         }
-        c.arg(&args.id);
+        c.arg(runsc_id(&args.id));
         c
     }
 
@@ -191,7 +193,7 @@ impl Runsc {
         if args.leave_running {
             c.arg("--leave-running");
         }
-        c.arg(&args.id);
+        c.arg(runsc_id(&args.id));
         c
     }
 
@@ -209,7 +211,7 @@ impl Runsc {
             args.internal_pid_file.as_deref(),
         );
         optional(&mut c, "console-socket", args.console_socket.as_deref());
-        c.arg(&args.id);
+        c.arg(runsc_id(&args.id));
         c
     }
 
@@ -225,7 +227,7 @@ impl Runsc {
                 c.arg(format!("--pid={pid}"));
             }
         }
-        c.arg(id).arg(signal.to_string());
+        c.arg(runsc_id(id)).arg(signal.to_string());
         c
     }
 
@@ -235,49 +237,49 @@ impl Runsc {
         if force {
             c.arg("--force");
         }
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
     /// `pause`.
     pub fn pause(&self, id: &str) -> Command {
         let mut c = self.verb("pause");
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
     /// `resume`.
     pub fn resume(&self, id: &str) -> Command {
         let mut c = self.verb("resume");
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
     /// `ps` in JSON: the container's processes.
     pub fn ps(&self, id: &str) -> Command {
         let mut c = self.verb("ps");
-        c.arg("--format=json").arg(id);
+        c.arg("--format=json").arg(runsc_id(id));
         c
     }
 
     /// `events --stats`: one event in JSON.
     pub fn stats(&self, id: &str) -> Command {
         let mut c = self.verb("events");
-        c.arg("--stats").arg(id);
+        c.arg("--stats").arg(runsc_id(id));
         c
     }
 
     /// `update`; the OCI resources in JSON come on standard input.
     pub fn update(&self, id: &str) -> Command {
         let mut c = self.verb("update");
-        c.arg("--resources=-").arg(id);
+        c.arg("--resources=-").arg(runsc_id(id));
         c
     }
 
     /// `state`: the OCI state in JSON.
     pub fn state(&self, id: &str) -> Command {
         let mut c = self.verb("state");
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
@@ -296,7 +298,7 @@ impl Runsc {
                 c.arg(format!("--rootpid={pid}"));
             }
         }
-        c.arg(id);
+        c.arg(runsc_id(id));
         c
     }
 
@@ -351,6 +353,10 @@ impl Runsc {
         c.arg(verb);
         c
     }
+}
+
+fn runsc_id(id: &str) -> String {
+    id::to_runsc(id).into_owned()
 }
 
 fn option(name: &str, value: impl AsRef<OsStr>) -> std::ffi::OsString {
@@ -432,7 +438,7 @@ mod tests {
                 console_socket: Some("/b/tty".into()),
                 user_log: None,
             })),
-            "create --bundle=/b --pid-file=/b/init.pid --console-socket=/b/tty c"
+            "create --bundle=/b --pid-file=/b/init.pid --console-socket=/b/tty c+"
         );
         assert_eq!(
             tail(r.restore(&Restore {
@@ -441,7 +447,7 @@ mod tests {
                 background: true,
                 detach: true,
             })),
-            "restore --image-path=/i --detach --background c"
+            "restore --image-path=/i --detach --background c+"
         );
         assert_eq!(
             tail(r.exec(&Exec {
@@ -452,10 +458,10 @@ mod tests {
                 internal_pid_file: Some("/ip".into()),
                 console_socket: None,
             })),
-            "exec --process=/p --detach --internal-pid-file=/ip c"
+            "exec --process=/p --detach --internal-pid-file=/ip c+"
         );
-        assert_eq!(tail(r.kill("c", 15, Target::All)), "kill --all c 15");
-        assert_eq!(tail(r.wait("c", WaitFor::Restored)), "wait --restore c");
+        assert_eq!(tail(r.kill("c", 15, Target::All)), "kill --all c+ 15");
+        assert_eq!(tail(r.wait("c", WaitFor::Restored)), "wait --restore c+");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use crate::error::Failure;
+use crate::id;
+pub use crate::stats::{Event, MemoryUsage, Process, Stats, StatsEvent};
 
 /// Longest answer that is accepted; a process list of 100,000 entries fits.
 const MAX_ANSWER: usize = 32 << 20;
@@ -69,147 +71,6 @@ pub enum RuntimeState {
     Running,
     /// Its first process ended, or there is no such container.
     Stopped,
-}
-
-/// One process inside a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Process {
-    /// User id.
-    #[serde(default)]
-    pub uid: u32,
-    /// Number in the sandbox's root PID namespace.
-    pub pid: i32,
-    /// Parent.
-    #[serde(default)]
-    pub ppid: i32,
-    /// Short name of the executable.
-    #[serde(default)]
-    pub cmd: String,
-}
-
-/// Statistics of one container; fields that runsc does not know are 0.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct StatsEvent {
-    /// Container id.
-    #[serde(default)]
-    pub id: String,
-    /// The numbers.
-    #[serde(default)]
-    pub data: Stats,
-}
-
-/// The numbers of a [`StatsEvent`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Stats {
-    /// CPU time. Empty when asked over the control socket: see [`Event::container_usage`].
-    pub cpu: Cpu,
-    /// Memory.
-    pub memory: Memory,
-    /// Tasks.
-    pub pids: Pids,
-}
-
-/// CPU time.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Cpu {
-    /// Nanoseconds.
-    pub usage: CpuUsage,
-}
-
-/// CPU time in nanoseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CpuUsage {
-    /// In the kernel.
-    pub kernel: u64,
-    /// In user space.
-    pub user: u64,
-    /// Both.
-    pub total: u64,
-    /// By CPU.
-    pub percpu: Vec<u64>,
-}
-
-/// Memory in bytes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Memory {
-    /// Page cache.
-    pub cache: u64,
-    /// All.
-    pub usage: MemoryEntry,
-    /// Swap.
-    pub swap: MemoryEntry,
-    /// Kernel.
-    pub kernel: MemoryEntry,
-    /// TCP buffers.
-    #[serde(rename = "kernelTCP")]
-    pub kernel_tcp: MemoryEntry,
-}
-
-/// One kind of memory in bytes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MemoryEntry {
-    /// Limit; 0: none.
-    pub limit: u64,
-    /// Now.
-    pub usage: u64,
-    /// Highest.
-    pub max: u64,
-    /// Times the limit was hit.
-    pub failcnt: u64,
-}
-
-/// Tasks.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Pids {
-    /// Now.
-    pub current: u64,
-    /// Limit; 0: none.
-    pub limit: u64,
-}
-
-/// Statistics as the sandbox knows them.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct Event {
-    /// Memory and tasks of the container.
-    pub event: StatsEvent,
-    /// CPU nanoseconds of each container by the sandbox's own count: the key for splitting the sandbox's CPU time, which
-    /// only the host's cgroup knows.
-    #[serde(rename = "containerUsage")]
-    pub container_usage: BTreeMap<String, u64>,
-}
-
-/// Memory of a whole sandbox in bytes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct MemoryUsage {
-    /// Not attributed.
-    #[serde(rename = "Unknown")]
-    pub unknown: u64,
-    /// The sandbox kernel's own.
-    #[serde(rename = "System")]
-    pub system: u64,
-    /// Anonymous pages of applications.
-    #[serde(rename = "Anonymous")]
-    pub anonymous: u64,
-    /// Page cache.
-    #[serde(rename = "PageCache")]
-    pub page_cache: u64,
-    /// Mapped host files.
-    #[serde(rename = "Mapped")]
-    pub mapped: u64,
-    /// In-memory file systems.
-    #[serde(rename = "Tmpfs")]
-    pub tmpfs: u64,
-    /// All.
-    #[serde(rename = "Total")]
-    pub total: u64,
 }
 
 /// Which processes [`Control::signal`] reaches (gVisor `SignalDeliveryMode`).
@@ -272,13 +133,14 @@ impl Control {
 
     /// Statistics of one container.
     pub async fn event(&self, cid: &str) -> Result<Event, ControlError> {
-        self.limited("containerManager.Event", cid).await
+        self.limited("containerManager.Event", id::to_runsc(cid))
+            .await
     }
 
     /// Processes of one container.
     pub async fn processes(&self, cid: &str) -> Result<Vec<Process>, ControlError> {
         let list: Option<Vec<Process>> = self
-            .limited_optional("containerManager.Processes", cid)
+            .limited_optional("containerManager.Processes", id::to_runsc(cid))
             .await?;
         Ok(list.unwrap_or_default())
     }
@@ -286,7 +148,7 @@ impl Control {
     /// What a container does.
     pub async fn runtime_state(&self, cid: &str) -> Result<RuntimeState, ControlError> {
         const METHOD: &str = "containerManager.ContainerRuntimeState";
-        match self.limited::<_, u32>(METHOD, cid).await? {
+        match self.limited::<_, u32>(METHOD, id::to_runsc(cid)).await? {
             1 => Ok(RuntimeState::Creating),
             2 => Ok(RuntimeState::Running),
             3 => Ok(RuntimeState::Stopped),
@@ -310,7 +172,7 @@ impl Control {
             Delivery::Foreground(pid) => (pid, 2),
         };
         let args = SignalArgs {
-            cid,
+            cid: &id::to_runsc(cid),
             signo,
             pid,
             mode,
@@ -325,7 +187,7 @@ impl Control {
     /// A root container's status is lost if nobody waits when it ends.
     pub async fn wait(&self, cid: &str) -> Result<WaitStatus, ControlError> {
         const METHOD: &str = "containerManager.Wait";
-        let status = self.call::<_, u32>(METHOD, cid).await?;
+        let status = self.call::<_, u32>(METHOD, id::to_runsc(cid)).await?;
         status.map(WaitStatus).ok_or_else(|| no_result(METHOD))
     }
 
@@ -491,7 +353,7 @@ mod tests {
                 r#"{"success":true,"err":"","result":1280}"#,
                 r#"{"success":false,"err":"no such process with PID 0","result":null}"#,
                 r#"{"success":tr"#,
-                r#"{"success":true,"err":"","result":{"event":{"type":"stats","id":"c","data":{"cpu":{"usage":{}},"memory":{"usage":{"limit":5,"usage":7,"failcnt":0}},"pids":{"current":3},"network_interfaces":null}},"containerUsage":{"c":9}}}"#,
+                r#"{"success":true,"err":"","result":{"event":{"type":"stats","id":"c","data":{"cpu":{"usage":{}},"memory":{"usage":{"limit":5,"usage":7,"failcnt":0}},"pids":{"current":3},"network_interfaces":null}},"containerUsage":{"c+":9}}}"#,
             ],
         )
         .await;
@@ -525,11 +387,11 @@ mod tests {
         let asked = served.await.unwrap();
         assert_eq!(
             asked[0],
-            r#"{"method":"containerManager.ContainerRuntimeState","arg":"c"}"#
+            r#"{"method":"containerManager.ContainerRuntimeState","arg":"c+"}"#
         );
         assert_eq!(
             asked[2],
-            r#"{"method":"containerManager.Signal","arg":{"CID":"c","Signo":15,"PID":0,"Mode":1}}"#
+            r#"{"method":"containerManager.Signal","arg":{"CID":"c+","Signo":15,"PID":0,"Mode":1}}"#
         );
         assert!(matches!(
             control.usage(false).await.unwrap_err(),

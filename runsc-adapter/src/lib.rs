@@ -9,6 +9,7 @@ pub mod command;
 pub mod control;
 pub mod error;
 pub mod flipcall;
+pub mod id;
 pub mod lander;
 pub mod log;
 pub mod probe;
@@ -16,6 +17,7 @@ pub mod sidecar;
 pub mod spawn;
 pub mod spec;
 pub mod state;
+pub mod stats;
 pub mod urpc;
 
 pub use client::RunscClient;

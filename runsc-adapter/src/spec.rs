@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::id;
+
 /// The version that every spec gets: containerd's own changes with its releases.
 pub const OCI_VERSION: &str = "1.1.0";
 /// Annotation that would carry the pod's unique id into the comparison.
@@ -157,7 +159,7 @@ pub fn remove_leftover_filestores(dir: &Path, live: &BTreeSet<String>) -> io::Re
         };
         let left = name
             .strip_prefix(FILESTORE_PREFIX)
-            .is_some_and(|sandbox| !live.contains(sandbox));
+            .is_some_and(|sandbox| !live.contains(id::from_runsc(sandbox)));
         // An image may hold a directory or link of this name; gVisor's own is always a regular file.
         if left && entry.file_type()?.is_file() {
             match fs::remove_file(entry.path()) {
@@ -247,13 +249,13 @@ mod tests {
     #[test]
     fn only_filestores_of_dead_sandboxes_go() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["dead", "live"] {
+        for name in ["dead+", "live+"] {
             fs::write(dir.path().join(format!("{FILESTORE_PREFIX}{name}")), "").unwrap();
         }
         fs::create_dir(dir.path().join(format!("{FILESTORE_PREFIX}dir"))).unwrap();
         fs::write(dir.path().join("etc"), "").unwrap();
         let removed = remove_leftover_filestores(dir.path(), &["live".to_owned()].into()).unwrap();
-        assert_eq!(removed, [".gvisor.filestore.dead"]);
+        assert_eq!(removed, [".gvisor.filestore.dead+"]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
         assert!(
             remove_leftover_filestores(&dir.path().join("none"), &BTreeSet::new())

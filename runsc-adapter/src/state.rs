@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::id;
+
 const INFIX: &str = "_sandbox:";
 const SUFFIX: &str = ".state";
 
@@ -35,7 +37,8 @@ pub enum StateError {
 /// The fields of a record that Thaw uses.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Record {
-    /// Full container id.
+    /// containerd's id of the container.
+    #[serde(deserialize_with = "crate::id::deserialize")]
     pub id: String,
     /// What runsc last wrote; the sandbox knows better.
     pub status: Status,
@@ -52,7 +55,8 @@ pub struct Record {
 /// The sandbox of a [`Record`].
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Sandbox {
-    /// Id of its root container.
+    /// containerd's id of its root container.
+    #[serde(deserialize_with = "crate::id::deserialize")]
     pub id: String,
     /// Its process on the host; 0: gone.
     #[serde(default)]
@@ -101,7 +105,7 @@ impl Record {
     }
 }
 
-/// Ids of the sandboxes under this root whose process lives.
+/// containerd's ids of the sandboxes under this root whose process lives.
 pub fn live_sandboxes(root: &Path) -> Result<BTreeSet<String>, StateError> {
     let mut live = BTreeSet::new();
     for place in records(root)? {
@@ -122,8 +126,9 @@ pub fn is_sandbox(pid: i32, sandbox: &str) -> bool {
     if pid <= 0 {
         return false;
     }
+    let id = id::to_runsc(sandbox);
     std::fs::read(format!("/proc/{pid}/cmdline"))
-        .is_ok_and(|line| line.split(|b| *b == 0).any(|arg| arg == sandbox.as_bytes()))
+        .is_ok_and(|line| line.split(|b| *b == 0).any(|arg| arg == id.as_bytes()))
 }
 
 /// A record's place; its name has both ids.
@@ -148,8 +153,8 @@ fn records(root: &Path) -> Result<Vec<Place>, StateError> {
         let entry = entry.map_err(fail)?;
         if let Some((container, sandbox)) = entry.file_name().to_str().and_then(ids_of) {
             found.push(Place {
-                container: container.to_owned(),
-                sandbox: sandbox.to_owned(),
+                container: id::from_runsc(container).to_owned(),
+                sandbox: id::from_runsc(sandbox).to_owned(),
                 path: entry.path(),
             });
         }

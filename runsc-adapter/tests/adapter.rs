@@ -139,7 +139,7 @@ impl Drop for Bench {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             let _ = waitpid(Some(pid), WaitOptions::empty());
         }
-        for id in self.created.iter().rev() {
+        for id in &self.created {
             let _ = self.client.runsc.delete(id, true).output();
         }
         // runsc keeps a network namespace mounted below its root.
@@ -373,9 +373,12 @@ async fn real_failures_are_told_apart() {
         .unwrap_err();
     assert!(error.to_string().contains("no such process"), "{error:?}");
 
-    // Ids are matched by prefix, which must not pass for a container.
+    // runsc matches ids by prefix: a neighbour must not make an id ambiguous, nor a part of one name a container.
     let longer = bench.bundle("one-more", "sleep 1000");
     bench.create("one-more", &longer).await.unwrap();
+    assert_eq!(client.state("one").await.unwrap().id, "one");
+    let error = client.state("on").await.unwrap_err();
+    assert!(matches!(error.failure, Failure::NotFound), "{error:?}");
     assert!(Record::load(bench.root(), "on").unwrap().is_none());
 
     let empty = bench.dir.path().join("empty");
@@ -436,18 +439,18 @@ async fn a_leftover_filestore_is_recognised_and_removed() {
         .insert("ignore-cgroups".into(), "true".into());
     let bundle = bench.bundle("left", "sleep 1000");
     let rootfs = bundle.join("rootfs");
-    fs::write(rootfs.join(".gvisor.filestore.left"), "").unwrap();
+    fs::write(rootfs.join(".gvisor.filestore.left+"), "").unwrap();
     let error = bench.create("left", &bundle).await.err().unwrap();
     assert!(
-        matches!(&error, Failure::FilestoreLeftover { name, .. } if name == ".gvisor.filestore.left"),
+        matches!(&error, Failure::FilestoreLeftover { name, .. } if name == ".gvisor.filestore.left+"),
         "{error:?}"
     );
     // runsc's own clean-up after that failure may have removed it.
-    fs::write(rootfs.join(".gvisor.filestore.left"), "").unwrap();
+    fs::write(rootfs.join(".gvisor.filestore.left+"), "").unwrap();
     let live = live_sandboxes(bench.root()).unwrap();
     assert_eq!(
         spec::remove_leftover_filestores(&rootfs, &live).unwrap(),
-        [".gvisor.filestore.left"]
+        [".gvisor.filestore.left+"]
     );
     bench.create("left", &bundle).await.unwrap();
 }

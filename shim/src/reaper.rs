@@ -20,6 +20,9 @@ use tokio::sync::watch;
 /// How long a status that nobody asked for is kept.
 const KEEP: Duration = Duration::from_secs(120);
 
+/// 128 + SIGKILL.
+const KILLED: i32 = 137;
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ended {
@@ -95,8 +98,22 @@ impl Reaper {
     }
 
     /// The end of a process that became this process's child otherwise.
+    ///
+    /// One that is gone without a trace was collected by whoever made it; nobody can know how it ended, and it counts as
+    /// killed.
     pub(crate) fn adopt(&self, pid: i32) -> Exit {
-        await_pid(&mut self.lock(), pid)
+        let mut table = self.lock();
+        let exit = await_pid(&mut table, pid);
+        // Nothing is collected while the table is held, so a child of this process's own cannot vanish here.
+        let gone = nix::sys::signal::kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH);
+        if gone && let Some(waiter) = table.awaited.remove(&pid) {
+            waiter.send_replace(Some(Ended {
+                code: KILLED,
+                signal: None,
+                at: SystemTime::now(),
+            }));
+        }
+        exit
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -185,11 +202,13 @@ mod tests {
 
         // An orphan of a child is adopted, even after its end.
         let out = tempfile::NamedTempFile::new().unwrap();
-        let mut command = sh("sh -c 'exit 5' & echo $!");
+        let mut command = sh("sh -c 'sleep 0.1; exit 5' & echo $!");
         command.stdout(out.reopen().unwrap());
         let (_, mut exit) = reaper.launch(command).unwrap();
         exit.wait().await;
         let pid: i32 = std::fs::read_to_string(out.path()).unwrap().trim().parse().unwrap();
         assert_eq!(reaper.adopt(pid).wait().await.code, 5);
+        // Its status was given out; asked again, it is just gone.
+        assert_eq!(reaper.adopt(pid).wait().await.code, KILLED);
     }
 }

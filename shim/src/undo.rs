@@ -51,6 +51,8 @@ pub(crate) struct UndoState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sandbox: Option<ProcessRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gofer: Option<ProcessRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lander: Option<ProcessRef>,
     /// Mounted by the shim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,7 +101,12 @@ impl UndoState {
 
     /// Ends lander, sandbox and gofer, whatever state they are in. What is still alive afterwards is named.
     pub(crate) async fn kill(&self, limit: Duration) -> Vec<i32> {
-        let mut doomed: Vec<ProcessRef> = self.lander.into_iter().chain(self.sandbox).collect();
+        let mut doomed: Vec<ProcessRef> = self
+            .lander
+            .into_iter()
+            .chain(self.sandbox)
+            .chain(self.gofer)
+            .collect();
         if self.created
             && let Ok(Some(record)) = Record::load(&self.runsc.root, &self.id)
         {
@@ -203,6 +210,7 @@ impl UndoState {
 
 /// Whether a process has this container's id among its arguments, as sandboxes and gofers have.
 fn runs_for(pid: i32, id: &str) -> bool {
+    let id = thaw_runsc::id::to_runsc(id);
     std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
         line.split(|byte| *byte == 0).any(|arg| {
             arg == id.as_bytes() || arg.rsplit(|byte| *byte == b'/').next() == Some(id.as_bytes())

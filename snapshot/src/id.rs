@@ -136,7 +136,7 @@ id!(
     PackId, "pack id"
 );
 id!(
-    /// A decoded chunk, as the cache knows it ([`crate::format::Chunk::id`]).
+    /// A decoded chunk, as the cache knows it ([`crate::format::Block::id`]).
     ChunkId, "chunk id"
 );
 id!(

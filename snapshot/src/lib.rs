@@ -1,5 +1,5 @@
 //! The domain of snapshots: what of a container must agree ([`distil`], [`key`]), which snapshot fits ([`matching`]), how
-//! one is written down ([`format`]), where it lies ([`store`]), how it is written ([`writer`]), read ([`reader`]) and
+//! one is written down ([`mod@format`]), where it lies ([`store`]), how it is written ([`writer`]), read ([`reader`]) and
 //! kept on a node ([`cache`]).
 //!
 //! Knows no process and no containerd. Everything that decides is pure, so that thawd, the shim and `thaw explain` cannot

@@ -329,7 +329,7 @@ fn sentence(reason: Reason, nearest: &Summary, names: &[&str]) -> String {
     };
     let named = names[..names.len().min(NAMED)].join(", ");
     format!(
-        "the nearest snapshot {} {what}: {named}{more} differ",
+        "the nearest snapshot {} {what}; what differs: {named}{more}",
         nearest.id.short()
     )
 }

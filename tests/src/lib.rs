@@ -7,4 +7,5 @@ pub mod image;
 pub mod netns;
 pub mod node;
 pub mod s3;
+pub mod scene;
 pub mod tools;

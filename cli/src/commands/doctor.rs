@@ -70,7 +70,7 @@ pub(crate) async fn run(args: &Args, doctor: &args::Doctor) -> anyhow::Result<Ex
             config
         }
         Err(e) => {
-            report.add(Check::fail("configuration", format!("{e:#}")))?;
+            report.add(Check::fail("configuration", output::sentence(&e)))?;
             // What does not depend on it is still worth knowing.
             Config::default()
         }
@@ -132,7 +132,7 @@ async fn node(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let client = match context.node().await {
         Ok(client) => client,
         Err(e) => {
-            report.add(Check::fail("thawd", format!("{e:#}")))?;
+            report.add(Check::fail("thawd", output::sentence(&e)))?;
             return report.add(containerd::socket(context.containerd_socket()));
         }
     };

@@ -68,7 +68,7 @@ impl World {
         &self,
         id: &str,
         seed: Option<&str>,
-        correct: impl Fn(&str) -> bool + Send,
+        correct: impl Fn(&str) -> bool + Send + Sync,
     ) -> anyhow::Result<Started> {
         let cable = Cable::new(&self.node.files().scratch(), id)?;
         let mut container = Container::new(id, IMAGE).snapshot("auto").join(cable.pod());

@@ -104,9 +104,7 @@ fn write(
             .and_then(|()| spooled.append(&files.promise, source, ranges, buffer));
         let bytes = files.bytes();
         capture.done_bytes.store(bytes, Relaxed);
-        capture
-            .total_bytes
-            .fetch_max(bytes.max(reserve), Relaxed);
+        capture.total_bytes.fetch_max(bytes.max(reserve), Relaxed);
         written
     };
     if written == Err(Errno::NOSPC) {

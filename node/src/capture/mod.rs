@@ -384,10 +384,7 @@ impl Captures {
     }
 }
 
-fn busy_in(
-    by_id: &HashMap<String, Arc<Capture>>,
-    target: &Target,
-) -> Result<(), CaptureError> {
+fn busy_in(by_id: &HashMap<String, Arc<Capture>>, target: &Target) -> Result<(), CaptureError> {
     let key = target.wanted.key();
     by_id
         .values()

@@ -32,12 +32,7 @@ struct Accounted {
 }
 
 /// What is wrong with the files, in one sentence.
-pub fn check(
-    state_len: u64,
-    meta: &File,
-    meta_len: u64,
-    pages_len: u64,
-) -> Result<(), String> {
+pub fn check(state_len: u64, meta: &File, meta_len: u64, pages_len: u64) -> Result<(), String> {
     if state_len == 0 {
         return Err("checkpoint.img is empty".to_owned());
     }

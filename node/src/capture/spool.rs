@@ -264,7 +264,9 @@ impl SpoolFile {
     ) -> Result<(), Errno> {
         let total = ranges
             .iter()
-            .try_fold(self.len, |sum, range| sum.checked_add(range.end - range.start))
+            .try_fold(self.len, |sum, range| {
+                sum.checked_add(range.end - range.start)
+            })
             .ok_or(Errno::FBIG)?;
         if self.finalized {
             return Err(Errno::INVAL);
@@ -326,7 +328,7 @@ mod tests {
         let spool = Spool::open(dir.path(), 0).unwrap();
         let promise = spool.promise(1 << 20).unwrap();
         let mut file = promise.file().unwrap();
-        let bytes: Vec<u8> = (0..BUFFER * 3).map(|i| (i * 31 >> 7) as u8).collect();
+        let bytes: Vec<u8> = (0..BUFFER * 3).map(|i| ((i * 31) >> 7) as u8).collect();
         let from = source(&bytes);
         let mut buffer = CopyBuffer::default();
         let n = bytes.len() as u64;

@@ -90,13 +90,13 @@ mod tests {
     fn field_numbers_are_those_of_the_proto_files() {
         let bytes = [
             &b"\x0a\x25"[..],
-            b"\x0a\x01c",             // id
+            b"\x0a\x01c",                  // id
             b"\x12\x06\x0a\x01k\x12\x01v", // labels
-            b"\x1a\x03img",           // image
-            b"\x22\x03\x0a\x01r",     // runtime.name
-            b"\x2a\x04\x0a\x02xx",    // spec, skipped
-            b"\x32\x01s",             // snapshotter
-            b"\x3a\x03key",           // snapshot key
+            b"\x1a\x03img",                // image
+            b"\x22\x03\x0a\x01r",          // runtime.name
+            b"\x2a\x04\x0a\x02xx",         // spec, skipped
+            b"\x32\x01s",                  // snapshotter
+            b"\x3a\x03key",                // snapshot key
         ]
         .concat();
         let bytes = {

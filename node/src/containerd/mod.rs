@@ -133,7 +133,10 @@ impl Containerd {
         };
         let mut client = tonic::client::Grpc::new(self.channel(address)?);
         let answer = tokio::time::timeout(DEADLINE, async {
-            client.ready().await.map_err(|e| Status::unavailable(chain(&e)))?;
+            client
+                .ready()
+                .await
+                .map_err(|e| Status::unavailable(chain(&e)))?;
             client
                 .unary(
                     request,
@@ -185,7 +188,10 @@ impl Containerd {
 /// Image layers' snapshots are named by the chain id of OCI's image specification.
 fn is_chain_id(name: &str) -> bool {
     name.strip_prefix("sha256:").is_some_and(|hex| {
-        hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+        hex.len() == 64
+            && hex
+                .bytes()
+                .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     })
 }
 
@@ -231,10 +237,19 @@ mod tests {
             .await
             .unwrap_err()
             .to_string();
-        assert!(error.contains(&address) && error.contains("Containers/Get"), "{error}");
-        let error = client.container("relative", "default", "c").await.unwrap_err();
+        assert!(
+            error.contains(&address) && error.contains("Containers/Get"),
+            "{error}"
+        );
+        let error = client
+            .container("relative", "default", "c")
+            .await
+            .unwrap_err();
         assert!(matches!(error, ContainerdError::Request { .. }), "{error}");
-        let error = client.container(&address, "bad\nns", "c").await.unwrap_err();
+        let error = client
+            .container(&address, "bad\nns", "c")
+            .await
+            .unwrap_err();
         assert!(matches!(error, ContainerdError::Request { .. }), "{error}");
     }
 }

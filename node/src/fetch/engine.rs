@@ -163,7 +163,9 @@ impl Engine {
             };
             while let Some(batch) = state.schedule.next(&mut have) {
                 if let Some(shared) = state.jobs.get(&batch.job) {
-                    self.inner.runtime.spawn(self.clone().run(batch, Arc::clone(shared)));
+                    self.inner
+                        .runtime
+                        .spawn(self.clone().run(batch, Arc::clone(shared)));
                 }
             }
             // Somebody may have begun to wait after the block came and before anyone was told.
@@ -240,9 +242,7 @@ impl Engine {
         .await
         .unwrap_or_default();
 
-        shared
-            .account
-            .fetched(batch.blocks.clone(), bytes, healed);
+        shared.account.fetched(batch.blocks.clone(), bytes, healed);
         let now = self.now();
         let mut guard = self.lock();
         let state = &mut *guard;

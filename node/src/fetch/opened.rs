@@ -108,10 +108,8 @@ impl Opened {
 }
 
 fn sealed(file: File, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let memory = rustix::fs::memfd_create(
-        file.name(),
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
+    let memory =
+        rustix::fs::memfd_create(file.name(), MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut writer = StdFile::from(memory);
     writer.write_all(bytes)?;
     rustix::fs::fcntl_add_seals(
@@ -170,7 +168,10 @@ impl Snapshots {
     pub fn sweep(&self, unused: Duration) {
         let mut cells = self.cells.lock().unwrap_or_else(PoisonError::into_inner);
         cells.retain(|_, (cell, used)| {
-            used.elapsed() < unused || cell.get().is_some_and(|opened| Arc::strong_count(opened) > 1)
+            used.elapsed() < unused
+                || cell
+                    .get()
+                    .is_some_and(|opened| Arc::strong_count(opened) > 1)
         });
     }
 

@@ -252,7 +252,10 @@ async fn find(
     }
     let spans = spans(&opened.snapshot.table, file, offset, len.into());
     let blocks: Vec<u32> = spans.iter().filter_map(|span| span.block).collect();
-    let mut located = job.read(blocks, class, Patience::Forever).await?.into_iter();
+    let mut located = job
+        .read(blocks, class, Patience::Forever)
+        .await?
+        .into_iter();
     Ok(spans
         .into_iter()
         .filter_map(|Span { block, skip, len }| match block {

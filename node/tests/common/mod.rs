@@ -245,6 +245,25 @@ impl TestNode {
         found
     }
 
+    /// The pack of a snapshot's block, and a byte of the block in it.
+    pub async fn place_of_block(&self, snapshot: &str, index: u32) -> (PathBuf, usize) {
+        use thaw_snapshot::{SnapshotId, reader::Snapshot, store::Store};
+        let store = Store::open(&self.config.store_url(), &BTreeMap::new()).unwrap();
+        let id = SnapshotId::parse(snapshot).unwrap();
+        let tenant = store.list_tenants().await.unwrap()[0];
+        let opened = Snapshot::open(&store, &tenant, &id).await.unwrap();
+        let block = opened.table.blocks[index as usize];
+        let pack = opened.manifest.packs[block.pack as usize].id.to_string();
+        let path = self
+            .stored("/packs/")
+            .into_iter()
+            .find(|p| p.ends_with(&pack));
+        (
+            path.unwrap(),
+            block.offset as usize + block.stored_len as usize / 2,
+        )
+    }
+
     pub fn container(&self, id: &str) -> ContainerRef {
         ContainerRef {
             containerd_address: self.dir.path().join("c.sock").display().to_string(),
@@ -358,7 +377,7 @@ async fn start(config: &Config) -> (Running, NodeClient) {
     let daemon = Daemon::start(config.clone()).await.unwrap();
     let (stop, stopped) = watch::channel(false);
     let running = tokio::spawn(daemon.run(stopped));
-    (((stop, running)), connect(config).await)
+    ((stop, running), connect(config).await)
 }
 
 pub async fn connect(config: &Config) -> NodeClient {
@@ -686,10 +705,15 @@ impl RestoreLander {
                 .collect();
             let mut state = seed | 1;
             for i in 0..20 {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(i);
+                state = state
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(i);
                 let at = (state >> 20) % (want.len() as u64 + 10);
                 let place = (state >> 40) as usize % (reads.len() + 1);
-                reads.insert(place, (Class::Demand, at, (state >> 33) as u32 % 100_000 + 1));
+                reads.insert(
+                    place,
+                    (Class::Demand, at, (state >> 33) as u32 % 100_000 + 1),
+                );
             }
             for (class, at, len) in reads {
                 let tag = self.ask(file, class, at, len).await;

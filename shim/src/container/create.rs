@@ -15,7 +15,7 @@ use thaw_proto::failpoint;
 use thaw_runsc::command::{Create, Runsc};
 use thaw_runsc::probe::{self, RuntimeProbe};
 use thaw_runsc::sidecar::SidecarDir;
-use thaw_runsc::state::live_sandboxes;
+use thaw_runsc::state::{Record, live_sandboxes};
 use thaw_runsc::{RunscClient, spec};
 use tokio::sync::watch;
 
@@ -181,6 +181,7 @@ async fn make(
         }
     };
     undo.sandbox = sandbox.process;
+    undo.gofer = sandbox.gofer;
     save(undo, args)?;
 
     let container = Arc::new(Container {
@@ -202,6 +203,7 @@ async fn make(
         lifecycle: tokio::sync::Mutex::new(()),
         inner: Mutex::new(Inner {
             pid: sandbox.pid,
+            control_socket: sandbox.control_socket,
             sandbox_exit: Some(env.reaper.adopt(sandbox.pid)),
             watcher: None,
             lookup,
@@ -250,6 +252,8 @@ async fn make(
 pub(super) struct Sandbox {
     pub(super) pid: i32,
     pub(super) process: Option<ProcessRef>,
+    pub(super) gofer: Option<ProcessRef>,
+    pub(super) control_socket: PathBuf,
 }
 
 /// Runs `runsc create` with fresh streams.
@@ -289,10 +293,15 @@ pub(super) async fn sandbox(
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .ok_or_else(|| TaskError::Internal(format!("runsc wrote no process id to {}", pid_file.display())))?;
+    let record = Record::load(&client.runsc.root, id)
+        .map_err(|e| TaskError::Internal(e.to_string()))?
+        .ok_or_else(|| TaskError::Internal(format!("runsc has no record of container {id}, which it has just made")))?;
     tokio::time::sleep(failpoint::delay("shim.after-create")).await;
     Ok(Sandbox {
         pid,
         process: ProcessRef::of(pid),
+        gofer: ProcessRef::of(record.gofer_pid),
+        control_socket: record.sandbox.control_socket,
     })
 }
 

@@ -102,6 +102,7 @@ struct Settings {
 
 struct Inner {
     pid: i32,
+    control_socket: PathBuf,
     sandbox_exit: Option<reaper::Exit>,
     watcher: Option<AbortHandle>,
     lookup: Option<JoinHandle<Lookup>>,
@@ -163,12 +164,7 @@ impl Container {
 
     /// The sandbox's control socket.
     fn control(&self) -> Control {
-        let socket = self
-            .client
-            .runsc
-            .root
-            .join(format!("runsc-{}.sock", self.id));
-        Control::new(socket, ASK_LIMIT)
+        Control::new(self.lock().control_socket.clone(), ASK_LIMIT)
     }
 
     /// Publishes what the order allows now.

@@ -208,8 +208,12 @@ impl Container {
         tokio::time::sleep(failpoint::delay("shim.before-second-create")).await;
         self.note(|undo| undo.created = true)?;
         let made = sandbox(&self.env, &self.client, &self.id, &self.bundle, &self.hash, &self.io).await?;
-        self.note(|undo| undo.sandbox = made.process)?;
+        self.note(|undo| {
+            undo.sandbox = made.process;
+            undo.gofer = made.gofer;
+        })?;
         let mut inner = self.lock();
+        inner.control_socket = made.control_socket;
         inner.pid = made.pid;
         inner.sandbox_exit = Some(self.env.reaper.adopt(made.pid));
         inner.oom_kills = cgroup::oom_kills(made.pid);
@@ -233,6 +237,7 @@ impl Container {
         self.note(|undo| {
             undo.created = false;
             undo.sandbox = None;
+            undo.gofer = None;
             undo.lander = None;
         })
     }

@@ -21,7 +21,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Its number; no two segments of a cache ever have the same one.
+    /// Its number; no two segments have the same one while the cache is open.
     pub fn number(&self) -> u64 {
         self.number
     }

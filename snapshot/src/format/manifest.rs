@@ -303,3 +303,145 @@ impl Opened {
         Ok(ChunkTable::decode(bytes, &lens, &pack_lens)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::summary::tests::{summary, wanted};
+
+    fn manifest() -> (Manifest, Vec<u8>) {
+        let state = b"state state state state state state state".repeat(9);
+        let packed = zstd::bulk::compress(&state, 3).unwrap();
+        let table = ChunkTable::default().encode();
+        let hash = |bytes: &[u8]| blake3::hash(bytes).to_hex().to_string();
+        let inline = |offset, len: usize, zstd| {
+            Some(Inline {
+                offset,
+                len: len as u64,
+                zstd,
+            })
+        };
+        let at = packed.len() as u64;
+        let manifest = Manifest {
+            encryption: "none".into(),
+            files: vec![
+                FileEntry {
+                    file: File::State,
+                    len: state.len() as u64,
+                    hash: hash(&state),
+                    inline: inline(0, packed.len(), true),
+                },
+                FileEntry {
+                    file: File::PagesMeta,
+                    len: 4,
+                    hash: hash(b"meta"),
+                    inline: inline(at, 4, false),
+                },
+                FileEntry {
+                    file: File::Pages,
+                    len: 0,
+                    hash: hash(b""),
+                    inline: None,
+                },
+            ],
+            packs: Vec::new(),
+            table: TableEntry {
+                hash: hash(&table),
+                len: table.len() as u64,
+                offset: Some(at + 4),
+            },
+            provenance: summary(&wanted(&json!({})), 1).provenance,
+        };
+        (manifest, [packed, b"meta".to_vec(), table].concat())
+    }
+
+    fn refused(change: impl Fn(&mut Manifest)) -> ManifestError {
+        let (mut m, sections) = manifest();
+        change(&mut m);
+        let (bytes, id) = m.encode(&sections).unwrap();
+        let opened = match Manifest::decode(bytes.into(), &id) {
+            Ok(opened) => opened,
+            Err(error) => return error,
+        };
+        let inline = File::ALL.iter().map(|file| opened.inline(*file).map(drop));
+        inline
+            .chain([opened.inline_table().map(drop)])
+            .find_map(Result::err)
+            .expect("a bad manifest was accepted")
+    }
+
+    #[test]
+    fn a_manifest_survives_with_its_files_and_table() {
+        let (m, sections) = manifest();
+        let (bytes, id) = m.encode(&sections).unwrap();
+        let opened = Manifest::decode(bytes.clone().into(), &id).unwrap();
+        assert_eq!(opened.manifest, m);
+        let state = opened.inline(File::State).unwrap().unwrap();
+        assert!(state.starts_with(b"state state") && state.len() == 41 * 9);
+        assert_eq!(opened.inline(File::PagesMeta).unwrap().unwrap(), "meta");
+        assert_eq!(opened.inline(File::Pages).unwrap(), None);
+        let table = opened.inline_table().unwrap().unwrap();
+        assert_eq!(opened.table(&table).unwrap(), ChunkTable::default());
+        assert!(matches!(
+            opened.table(b"other"),
+            Err(ManifestError::TableHash)
+        ));
+        let other = SnapshotId::from_bytes([0; 32]);
+        assert!(matches!(
+            Manifest::decode(bytes.into(), &other),
+            Err(ManifestError::Hash { .. })
+        ));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        use ManifestError as E;
+        let later = |m: &mut Manifest| m.encryption = "aes".into();
+        assert!(matches!(refused(later), E::Encryption(_)));
+        let twice = |m: &mut Manifest| m.files[1].file = File::State;
+        assert!(matches!(refused(twice), E::Value("list of files")));
+        let none = |m: &mut Manifest| drop(m.files.remove(0));
+        assert!(matches!(refused(none), E::Value("list of files")));
+        let beyond = |m: &mut Manifest| m.table.offset = Some(u64::MAX);
+        assert!(matches!(refused(beyond), E::Cut));
+        let outside = |m: &mut Manifest| m.files[0].inline.as_mut().unwrap().offset = 1 << 40;
+        assert!(matches!(refused(outside), E::Cut));
+        let longer = |m: &mut Manifest| m.files[0].len += 1;
+        assert!(matches!(refused(longer), E::Inline { .. }));
+        let bomb = |m: &mut Manifest| m.files[0].len = 10;
+        assert!(matches!(refused(bomb), E::Inline { .. }));
+        let raw = |m: &mut Manifest| m.files[1].len = 5;
+        assert!(matches!(refused(raw), E::Value("inline file")));
+        let key = |m: &mut Manifest| m.provenance.scope.arch = "other".into();
+        assert!(matches!(refused(key), E::Value("key")));
+        let table = |m: &mut Manifest| m.table.len = MAX_TABLE as u64 + 1;
+        assert!(matches!(refused(table), E::Value("chunk table")));
+        let pack = |m: &mut Manifest| {
+            m.packs.push(PackEntry {
+                id: PackId::from_bytes([1; 32]),
+                len: MAX_PACK_LEN + 1,
+            });
+        };
+        assert!(matches!(refused(pack), E::Value("list of packs")));
+    }
+
+    #[test]
+    fn bytes_that_are_no_manifest_are_refused_whatever_their_id() {
+        let (m, sections) = manifest();
+        let (bytes, _) = m.encode(&sections).unwrap();
+        for cut in [0, 7, HEADER - 1, HEADER, HEADER + 10] {
+            let cut = &bytes[..cut];
+            let id = SnapshotId::from(blake3::hash(cut));
+            assert!(Manifest::decode(Bytes::copy_from_slice(cut), &id).is_err());
+        }
+        let mut later = bytes;
+        later[8] = 2;
+        let id = SnapshotId::from(blake3::hash(&later));
+        assert!(matches!(
+            Manifest::decode(later.into(), &id),
+            Err(ManifestError::Version(2))
+        ));
+    }
+}

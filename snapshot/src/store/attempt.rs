@@ -18,17 +18,18 @@ const SLOWEST: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Budget {
     attempt: Duration,
-    total: Duration,
     attempts: u32,
+    /// Common to all operations with this budget.
+    end: Option<Instant>,
 }
 
 impl Budget {
-    /// Something waits for it and says how long.
+    /// Something waits for one or more operations and says how long from now.
     pub(super) fn within(deadline: Duration) -> Budget {
         Budget {
             attempt: deadline,
-            total: deadline,
             attempts: 3,
+            end: Some(Instant::now() + deadline),
         }
     }
 
@@ -50,8 +51,8 @@ impl Budget {
         let attempt = base + Duration::from_secs(len / SLOWEST);
         Budget {
             attempt,
-            total: attempt * attempts,
             attempts,
+            end: None,
         }
     }
 }
@@ -64,7 +65,9 @@ pub(super) async fn run<T, F: Future<Output = Result<T, Failure>>>(
     attempt: impl Fn() -> F,
 ) -> Result<T, StoreError> {
     let start = Instant::now();
-    let end = start + budget.total;
+    let end = budget
+        .end
+        .unwrap_or_else(|| start + budget.attempt * budget.attempts);
     let mut attempts = 0;
     loop {
         attempts += 1;

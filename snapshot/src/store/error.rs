@@ -238,11 +238,16 @@ fn worded_kind(message: &str) -> StoreErrorKind {
         .and_then(|digits| digits.parse::<u16>().ok());
     match status {
         Some(401 | 403) => StoreErrorKind::Denied,
+        Some(404) => StoreErrorKind::Missing,
         Some(507) => StoreErrorKind::NoSpace,
         Some(408 | 429 | 500..=599) => StoreErrorKind::Unreachable,
         Some(416) => StoreErrorKind::Body,
-        // A success with an error document, as S3 answers when it is overloaded.
-        None if message.contains("Server returned error response") => StoreErrorKind::Unreachable,
+        // A success with an error document, as S3 answers when it is overloaded, or a listing that was cut off.
+        None if message.contains("Server returned error response")
+            || message.contains("invalid list response") =>
+        {
+            StoreErrorKind::Unreachable
+        }
         // The local back end and the range check of the HTTP ones: an object that ends before the range does.
         None if message.contains("ange") && message.contains("invalid")
             || message.contains("Out of range")

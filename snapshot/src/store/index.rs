@@ -1,9 +1,12 @@
 //! Index entries: what a look-up reads and what makes a snapshot exist.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
+use object_store::ObjectMeta;
 use object_store::path::Path;
 
 use crate::id::{IndexKey, SnapshotId, TenantId, WorkloadId};
@@ -15,6 +18,27 @@ use super::{MAX_CANDIDATES, Store, StoreError, StoreErrorKind};
 
 /// Entries read at once.
 const PARALLEL_READS: usize = 16;
+/// Entries kept in memory.
+const MAX_KNOWN: usize = 1024;
+
+/// Entries read before. No entry is ever rewritten, so what was read stays true; whether it still exists says the listing.
+#[derive(Clone, Default)]
+pub(super) struct Known(Arc<Mutex<HashMap<Path, Summary>>>);
+
+impl Known {
+    fn get(&self, path: &Path) -> Option<Summary> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(path).cloned()
+    }
+
+    fn keep(&self, path: Path, summary: Summary) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(path, summary);
+    }
+}
 
 impl Store {
     /// The newest entries under a key, newest first, at most [`MAX_CANDIDATES`]. Entries that are not valid, or not what
@@ -115,10 +139,10 @@ impl Store {
             if id.is_none() {
                 tracing::warn!(path = %object.location, "not an index entry");
             }
-            Some((id?, object.location))
+            Some((id?, object))
         });
         let read: Vec<Option<Summary>> = stream::iter(named)
-            .map(|(id, path)| self.entry(id, path, budget))
+            .map(|(id, object)| self.entry(id, object, budget))
             .buffered(PARALLEL_READS)
             .try_collect()
             .await?;
@@ -128,17 +152,33 @@ impl Store {
     async fn entry(
         &self,
         id: SnapshotId,
-        path: Path,
+        object: ObjectMeta,
         budget: Budget,
     ) -> Result<Option<Summary>, StoreError> {
-        let bytes = match self.objects.get(&path, MAX_SUMMARY as u64, budget).await {
+        let ObjectMeta {
+            location: path,
+            size,
+            ..
+        } = object;
+        if !(1..=MAX_SUMMARY as u64).contains(&size) {
+            tracing::warn!(%path, size, "index entry has a length that cannot be");
+            return Ok(None);
+        }
+        if let Some(summary) = self.known.get(&path) {
+            return Ok(Some(summary));
+        }
+        // As a range, so that an answer of another length than was listed is not taken for the entry.
+        let bytes = match self.objects.get_range(&path, 0..size, budget).await {
             Ok(bytes) => bytes,
             // Deleted since it was listed.
             Err(error) if error.kind == StoreErrorKind::Missing => return Ok(None),
             Err(error) => return Err(error),
         };
         match Summary::parse(&bytes) {
-            Ok(summary) if summary.id == id => Ok(Some(summary)),
+            Ok(summary) if summary.id == id => {
+                self.known.keep(path, summary.clone());
+                Ok(Some(summary))
+            }
             Ok(_) => {
                 tracing::warn!(%path, "index entry is about another snapshot than its name says");
                 Ok(None)

@@ -23,6 +23,7 @@ use crate::id::{PackId, SnapshotId, TenantId};
 use crate::reader::ReadError;
 
 use attempt::Budget;
+use index::Known;
 use layout::Layout;
 use objects::Objects;
 
@@ -40,6 +41,7 @@ pub struct Store {
     url: String,
     layout: Layout,
     objects: Objects,
+    known: Known,
 }
 
 impl std::fmt::Debug for Store {
@@ -58,6 +60,7 @@ impl Store {
             url: url.to_owned(),
             layout: Layout::new(backend.prefix.clone()),
             objects: Objects::new(backend),
+            known: Known::default(),
         })
     }
 

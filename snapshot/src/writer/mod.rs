@@ -276,6 +276,14 @@ async fn on_worker<T: Send + 'static>(
         .map_err(|error| WriteError::Worker(error.to_string()))
 }
 
+/// Waits at a failpoint of the commit.
+async fn pause(point: &str) {
+    let delay = thaw_proto::failpoint::delay(point);
+    if !delay.is_zero() {
+        tokio::time::sleep(delay).await;
+    }
+}
+
 /// A snapshot whose packs are in the store.
 struct Written {
     manifest: Manifest,
@@ -297,8 +305,10 @@ impl Written {
         if let Some(table) = &self.table_apart {
             store.put_chunk_table(&tenant, &id, table.clone()).await?;
         }
+        pause("node.commit.before_manifest").await;
         store.put_manifest(&tenant, &id, bytes.into()).await?;
         self.read_back(store, &summary).await?;
+        pause("node.commit.before_index").await;
         store.put_index(&summary, SystemTime::now()).await?;
         Ok(summary)
     }

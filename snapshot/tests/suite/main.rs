@@ -3,4 +3,6 @@
 mod bitrot;
 mod common;
 mod conformance;
+mod full_disk;
 mod local;
+mod s3;
