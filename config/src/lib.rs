@@ -79,7 +79,7 @@ pub struct Config {
 }
 
 /// Where snapshots live.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Store {
     /// `file:///dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`. Default: `<state_dir>/store`.
@@ -203,15 +203,6 @@ impl Default for Config {
             deadlines: Deadlines::default(),
             daemon: Daemon::default(),
             policies: Vec::new(),
-        }
-    }
-}
-
-impl Default for Store {
-    fn default() -> Self {
-        Store {
-            url: None,
-            options: BTreeMap::new(),
         }
     }
 }

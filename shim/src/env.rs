@@ -1,12 +1,13 @@
 //! What all containers of one shim share.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_config::Config;
 
 use crate::publisher::Publisher;
-use crate::reaper::Reaper;
+use crate::reaper::Children;
 
 /// See the module.
 pub(crate) struct Env {
@@ -18,7 +19,7 @@ pub(crate) struct Env {
     /// Path of this shim's socket.
     pub(crate) socket: PathBuf,
     pub(crate) publisher: Publisher,
-    pub(crate) reaper: Reaper,
+    pub(crate) children: Arc<dyn Children>,
 }
 
 impl Env {

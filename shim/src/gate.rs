@@ -1,12 +1,11 @@
 //! The shim's end of the gate: see `thaw_proto::gate`.
 
-#[cfg(test)]
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen,
+    recv, send, socket_with,
 };
 use thaw_proto::gate::{FromLander, MAX_PACKET, ToLander};
 use tokio::io::Interest;
@@ -88,10 +87,55 @@ impl Lander {
         let packet = serde_json::to_vec(&message)?;
         self.connection
             .async_io(Interest::WRITABLE, || {
-                Ok(send(&self.connection, &packet, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?)
+                Ok(send(
+                    &self.connection,
+                    &packet,
+                    SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+                )?)
             })
             .await
             .map(drop)
+    }
+}
+
+/// A lander's end of the gate.
+#[cfg(test)]
+pub(crate) struct FarEnd(UnixStream);
+
+#[cfg(test)]
+impl FarEnd {
+    pub(crate) fn connect(path: &std::path::Path) -> std::io::Result<FarEnd> {
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let stream = std::os::unix::net::UnixStream::from(socket);
+        stream.set_nonblocking(true)?;
+        Ok(FarEnd(UnixStream::from_std(stream)?))
+    }
+
+    pub(crate) fn say(&self, message: &FromLander) {
+        self.say_bytes(&serde_json::to_vec(message).unwrap());
+    }
+
+    pub(crate) fn say_bytes(&self, bytes: &[u8]) {
+        // The shim may have hung up; a lander does not care either.
+        let _ = send(&self.0, bytes, SendFlags::NOSIGNAL);
+    }
+
+    pub(crate) async fn hear(&self) -> Option<ToLander> {
+        let mut packet = vec![0; MAX_PACKET];
+        let (len, _) = self
+            .0
+            .async_io(Interest::READABLE, || {
+                Ok(recv(&self.0, &mut packet, RecvFlags::DONTWAIT)?)
+            })
+            .await
+            .ok()?;
+        serde_json::from_slice(&packet[..len]).ok()
     }
 }
 
@@ -99,18 +143,12 @@ impl Lander {
 mod tests {
     use super::*;
 
-    fn connect(path: &std::path::Path) -> OwnedFd {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        socket
-    }
-
     #[tokio::test]
     async fn packets_go_both_ways_and_a_hang_up_is_seen() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gate.sock");
         let gate = Gate::bind(path.clone()).unwrap();
-        let far = connect(&path);
+        let far = FarEnd::connect(&path).unwrap();
         let lander = gate.accept().await.unwrap();
         assert_eq!(lander.pid, std::process::id().cast_signed());
         let hello = FromLander::Hello {
@@ -118,15 +156,13 @@ mod tests {
             version: "x".into(),
             runsc_version: None,
         };
-        send(&far, &serde_json::to_vec(&hello).unwrap(), SendFlags::empty()).unwrap();
-        send(&far, &serde_json::to_vec(&FromLander::Ready).unwrap(), SendFlags::empty()).unwrap();
+        far.say(&hello);
+        far.say(&FromLander::Ready);
         assert_eq!(lander.receive().await.unwrap(), Some(hello));
         assert_eq!(lander.receive().await.unwrap(), Some(FromLander::Ready));
         lander.send(ToLander::Go).await.unwrap();
-        let mut packet = [0; 64];
-        let (n, _) = recv(&far, &mut packet, RecvFlags::empty()).unwrap();
-        assert_eq!(&packet[..n], b"\"go\"");
-        send(&far, b"nonsense", SendFlags::empty()).unwrap();
+        assert_eq!(far.hear().await, Some(ToLander::Go));
+        far.say_bytes(b"nonsense");
         assert!(lander.receive().await.is_err());
         drop(far);
         assert_eq!(lander.receive().await.unwrap(), None);

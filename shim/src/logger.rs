@@ -110,7 +110,9 @@ fn pair(line: &mut String, key: &str, value: &str) {
 
 /// UTC, milliseconds.
 pub(crate) fn rfc3339(at: SystemTime) -> String {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
     let (year, month, day) = civil(days);
     format!(
@@ -213,7 +215,10 @@ mod tests {
             (1_764_547_199, "2025-11-30T23:59:59.000Z"),
             (4_107_542_400, "2100-03-01T00:00:00.000Z"),
         ] {
-            assert_eq!(rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(second)), text);
+            assert_eq!(
+                rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(second)),
+                text
+            );
         }
     }
 

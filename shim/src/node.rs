@@ -153,7 +153,9 @@ pub(crate) async fn look_up(
         let context = ttrpc::context::with_duration(limit);
         match tokio::time::timeout(limit, client.lookup(context, &request)).await {
             Ok(Ok(response)) => Ok(response),
-            Ok(Err(ttrpc::Error::RpcStatus(status))) if status.code() != ttrpc::Code::DEADLINE_EXCEEDED => {
+            Ok(Err(ttrpc::Error::RpcStatus(status)))
+                if status.code() != ttrpc::Code::DEADLINE_EXCEEDED =>
+            {
                 Err(Miss::new(
                     Reason::NodeUnavailable,
                     format!("thawd could not look for a snapshot: {}", status.message()),
@@ -256,7 +258,12 @@ pub(crate) async fn strike(env: &Env, tenant: &str, snapshot: &str, cause: &str)
         Err(error) => Err(error.to_string()),
     };
     match answer {
-        Ok(response) => tracing::warn!(snapshot, cause, quarantined = response.quarantined, "strike"),
+        Ok(response) => tracing::warn!(
+            snapshot,
+            cause,
+            quarantined = response.quarantined,
+            "strike"
+        ),
         Err(error) => tracing::warn!(snapshot, cause, error, "strike not recorded"),
     }
 }
@@ -271,14 +278,20 @@ mod tests {
             data_socket: "/run/d".into(),
             ..v1::LookupResponse::default()
         };
-        assert_eq!(understand(&response).unwrap_err().reason, Reason::NodeUnavailable);
+        assert_eq!(
+            understand(&response).unwrap_err().reason,
+            Reason::NodeUnavailable
+        );
         response.miss = MessageField::some(v1::Miss {
             reason: "store-denied".into(),
             detail: "403".into(),
             ..v1::Miss::default()
         });
         let miss = understand(&response).unwrap_err();
-        assert_eq!((miss.reason, miss.detail.as_deref()), (Reason::StoreDenied, Some("403")));
+        assert_eq!(
+            (miss.reason, miss.detail.as_deref()),
+            (Reason::StoreDenied, Some("403"))
+        );
         response.match_ = MessageField::some(v1::Match {
             tenant: "t".into(),
             snapshot: "s".into(),

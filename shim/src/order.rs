@@ -94,7 +94,12 @@ impl<E> Order<E> {
             Step::Exited if self.stage < Stage::Exited && self.held_exit.is_none() => {
                 self.held_exit = event;
             }
-            Step::OutOfMemory if matches!(self.stage, Stage::Created | Stage::Starting | Stage::Started) => {
+            Step::OutOfMemory
+                if matches!(
+                    self.stage,
+                    Stage::Created | Stage::Starting | Stage::Started
+                ) =>
+            {
                 out.extend(event);
             }
             Step::Deleted if (Stage::Created..Stage::Deleted).contains(&self.stage) => {
@@ -141,7 +146,9 @@ impl<E> Order<E> {
             Step::ExecDeleted(id) => {
                 self.execs.remove(&id);
             }
-            Step::Other if (Stage::Created..Stage::Exited).contains(&self.stage) => out.extend(event),
+            Step::Other if (Stage::Created..Stage::Exited).contains(&self.stage) => {
+                out.extend(event)
+            }
             _ => {}
         }
         self.release_exit(&mut out);
@@ -174,9 +181,7 @@ mod tests {
         let mut order = Order::default();
         steps
             .iter()
-            .flat_map(|(step, name)| {
-                order.push(step.clone(), (!name.is_empty()).then_some(*name))
-            })
+            .flat_map(|(step, name)| order.push(step.clone(), (!name.is_empty()).then_some(*name)))
             .collect()
     }
 
@@ -195,7 +200,11 @@ mod tests {
     #[test]
     fn a_created_container_that_dies_has_an_exit() {
         assert_eq!(
-            run(&[(Step::Created, "create"), (Step::Exited, "exit"), (Step::Deleted, "delete")]),
+            run(&[
+                (Step::Created, "create"),
+                (Step::Exited, "exit"),
+                (Step::Deleted, "delete")
+            ]),
             ["create", "exit", "delete"]
         );
     }
@@ -226,7 +235,18 @@ mod tests {
             (Step::ExecExited("a".into()), "exec-exit"),
             (Step::Exited, "exit"),
         ]);
-        assert_eq!(out, ["create", "start", "added", "exec-start", "oom", "exec-exit", "exit"]);
+        assert_eq!(
+            out,
+            [
+                "create",
+                "start",
+                "added",
+                "exec-start",
+                "oom",
+                "exec-exit",
+                "exit"
+            ]
+        );
     }
 
     fn step() -> impl Strategy<Value = Step> {

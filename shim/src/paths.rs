@@ -31,7 +31,10 @@ pub(crate) fn runsc_root(config: &Config, namespace: &str) -> PathBuf {
 /// The gate socket of one restore or capture.
 pub(crate) fn gate_socket(config: &Config, hash: &str) -> PathBuf {
     // The whole hash would make the path too long for a socket.
-    config.run_dir.join("gate").join(format!("{}.sock", &hash[..32]))
+    config
+        .run_dir
+        .join("gate")
+        .join(format!("{}.sock", &hash[..32]))
 }
 
 /// The image directory that runsc is given for one restore or capture.
@@ -105,7 +108,11 @@ mod tests {
         };
         let hash = hash("a", "b", "c");
         for path in [socket_dir(&config).join(&hash), gate_socket(&config, &hash)] {
-            assert!(path.as_os_str().len() <= MAX_SOCKET_PATH, "{}", path.display());
+            assert!(
+                path.as_os_str().len() <= MAX_SOCKET_PATH,
+                "{}",
+                path.display()
+            );
         }
     }
 

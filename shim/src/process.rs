@@ -18,15 +18,16 @@ pub(crate) struct ProcessRef {
 impl ProcessRef {
     /// The process that has this number now.
     pub(crate) fn of(pid: i32) -> Option<ProcessRef> {
-        // 0 and negative numbers mean groups, 1 is init: none of them was ever started by Thaw.
-        (pid > 1).then_some(())?;
+        // 0 and negative numbers mean groups, 1 is init, and the shim itself is nobody's to kill.
+        (pid > 1 && pid.cast_unsigned() != std::process::id()).then_some(())?;
         let started = stat(pid)?.1;
         Some(ProcessRef { pid, started })
     }
 
     /// Whether it still runs; a zombie does not.
     pub(crate) fn alive(&self) -> bool {
-        stat(self.pid).is_some_and(|(state, started)| started == self.started && !"ZX".contains(state))
+        stat(self.pid)
+            .is_some_and(|(state, started)| started == self.started && !"ZX".contains(state))
     }
 
     fn open(&self) -> Option<OwnedFd> {
@@ -44,8 +45,14 @@ impl ProcessRef {
         };
         let _ = pidfd_send_signal(&fd, Signal::KILL);
         let waited = tokio::task::spawn_blocking(move || {
-            let mut ended = [PollFd::new(std::os::fd::AsFd::as_fd(&fd), PollFlags::POLLIN)];
-            poll(&mut ended, PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX))
+            let mut ended = [PollFd::new(
+                std::os::fd::AsFd::as_fd(&fd),
+                PollFlags::POLLIN,
+            )];
+            poll(
+                &mut ended,
+                PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX),
+            )
         });
         matches!(waited.await, Ok(Ok(n)) if n > 0)
     }
@@ -65,16 +72,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_is_found_and_others_number_is_not_it() {
-        let own = ProcessRef::of(std::process::id().cast_signed()).unwrap();
-        assert!(own.alive());
-        let earlier = ProcessRef {
-            started: own.started - 1,
-            ..own
+    fn a_process_is_found_and_another_of_its_number_is_not_it() {
+        let parent = ProcessRef::of(nix::unistd::getppid().as_raw()).unwrap();
+        assert!(parent.alive());
+        let other = ProcessRef {
+            started: parent.started + 1,
+            ..parent
         };
-        assert!(!earlier.alive());
-        assert!(earlier.open().is_none());
-        for pid in [-1, 0, 1] {
+        assert!(!other.alive());
+        assert!(other.open().is_none());
+        for pid in [-1, 0, 1, std::process::id().cast_signed()] {
             assert_eq!(ProcessRef::of(pid), None);
         }
     }

@@ -72,7 +72,12 @@ impl Publisher {
             wake: Arc::new(Notify::new()),
             empty,
         };
-        tokio::spawn(write_all(publisher.queue.clone(), publisher.wake.clone(), idle, sink));
+        tokio::spawn(write_all(
+            publisher.queue.clone(),
+            publisher.wake.clone(),
+            idle,
+            sink,
+        ));
         publisher
     }
 
@@ -81,10 +86,16 @@ impl Publisher {
         let mut queue = self.queue.lock().expect("queue lock");
         if queue.waiting.len() >= LIMIT {
             queue.dropped += 1;
-            tracing::error!(topic = event.topic, dropped = queue.dropped, "event dropped, too many are waiting for containerd");
+            tracing::error!(
+                topic = event.topic,
+                dropped = queue.dropped,
+                "event dropped, too many are waiting for containerd"
+            );
             return;
         }
-        queue.waiting.push_back((event.envelope(&self.namespace), Instant::now()));
+        queue
+            .waiting
+            .push_back((event.envelope(&self.namespace), Instant::now()));
         drop(queue);
         self.wake.notify_one();
     }
@@ -131,7 +142,11 @@ async fn write_all(
         match outcome {
             Ok(()) => pause = PAUSE,
             Err(SendError::Again(error)) if since.elapsed() < GIVE_UP => {
-                tracing::debug!(topic = envelope.topic, error, "event not sent, trying again");
+                tracing::debug!(
+                    topic = envelope.topic,
+                    error,
+                    "event not sent, trying again"
+                );
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(MAX_PAUSE);
                 continue;
@@ -176,7 +191,10 @@ impl Sink for Containerd {
         };
         let mut request = ForwardRequest::new();
         request.set_envelope(envelope.clone());
-        match client.forward(ttrpc::context::with_duration(ATTEMPT), &request).await {
+        match client
+            .forward(ttrpc::context::with_duration(ATTEMPT), &request)
+            .await
+        {
             Ok(_) => {
                 self.client = Some(client);
                 Ok(())
@@ -195,7 +213,11 @@ fn may_pass(code: ttrpc::Code) -> bool {
     use ttrpc::Code;
     matches!(
         code,
-        Code::UNAVAILABLE | Code::DEADLINE_EXCEEDED | Code::CANCELLED | Code::RESOURCE_EXHAUSTED | Code::ABORTED
+        Code::UNAVAILABLE
+            | Code::DEADLINE_EXCEEDED
+            | Code::CANCELLED
+            | Code::RESOURCE_EXHAUSTED
+            | Code::ABORTED
     )
 }
 
@@ -263,7 +285,9 @@ pub(crate) fn pack(message: &dyn MessageDyn) -> Any {
 
 /// Protobuf's form of a time.
 pub(crate) fn timestamp(at: SystemTime) -> Timestamp {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
     Timestamp {
         seconds: since.as_secs().try_into().unwrap_or(i64::MAX),
         nanos: since.subsec_nanos().try_into().unwrap_or(0),
@@ -313,7 +337,10 @@ mod tests {
         publisher.publish(events::task::TaskStart::new().into());
         publisher.publish(events::task::TaskExit::new().into());
         publisher.flush(Duration::from_secs(60)).await;
-        assert_eq!(*taken.lock().unwrap(), ["/tasks/create", "/tasks/start", "/tasks/exit"]);
+        assert_eq!(
+            *taken.lock().unwrap(),
+            ["/tasks/create", "/tasks/start", "/tasks/exit"]
+        );
         assert_eq!(publisher.queue.lock().unwrap().dropped, 1);
     }
 
@@ -336,6 +363,9 @@ mod tests {
         let event: Event = events::task::TaskExit::new().into();
         let envelope = event.envelope("ns");
         assert_eq!(envelope.event().type_url, "containerd.events.TaskExit");
-        assert_eq!((envelope.topic(), envelope.namespace()), ("/tasks/exit", "ns"));
+        assert_eq!(
+            (envelope.topic(), envelope.namespace()),
+            ("/tasks/exit", "ns")
+        );
     }
 }

@@ -51,6 +51,12 @@ pub(crate) struct Reaper {
 pub(crate) struct Exit(watch::Receiver<Option<Ended>>);
 
 impl Exit {
+    /// An end that a test decides.
+    #[cfg(test)]
+    pub(crate) fn of(ended: watch::Receiver<Option<Ended>>) -> Exit {
+        Exit(ended)
+    }
+
     /// How it ended, if it has.
     pub(crate) fn now(&self) -> Option<Ended> {
         *self.0.borrow()
@@ -58,7 +64,11 @@ impl Exit {
 
     /// Waits for the end. Safe to cancel.
     pub(crate) async fn wait(&mut self) -> Ended {
-        let ended = self.0.wait_for(Option::is_some).await.map_or(None, |ended| *ended);
+        let ended = self
+            .0
+            .wait_for(Option::is_some)
+            .await
+            .map_or(None, |ended| *ended);
         match ended {
             Some(ended) => ended,
             // The reaper lives as long as the process; without it nothing can be said any more.
@@ -95,25 +105,6 @@ impl Reaper {
         table.early.remove(&pid);
         table.awaited.remove(&pid);
         Ok((pid, await_pid(&mut table, pid)))
-    }
-
-    /// The end of a process that became this process's child otherwise.
-    ///
-    /// One that is gone without a trace was collected by whoever made it; nobody can know how it ended, and it counts as
-    /// killed.
-    pub(crate) fn adopt(&self, pid: i32) -> Exit {
-        let mut table = self.lock();
-        let exit = await_pid(&mut table, pid);
-        // Nothing is collected while the table is held, so a child of this process's own cannot vanish here.
-        let gone = nix::sys::signal::kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH);
-        if gone && let Some(waiter) = table.awaited.remove(&pid) {
-            waiter.send_replace(Some(Ended {
-                code: KILLED,
-                signal: None,
-                at: SystemTime::now(),
-            }));
-        }
-        exit
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
@@ -153,6 +144,32 @@ impl Reaper {
     }
 }
 
+/// Who starts children and sees the end of adopted ones: the process-wide reaper, and in tests none at all.
+pub(crate) trait Children: Spawner {
+    /// The end of a process that became this process's child otherwise.
+    ///
+    /// One that is gone without a trace was collected by whoever made it; nobody can know how it ended, and it counts as
+    /// killed.
+    fn adopt(&self, pid: i32) -> Exit;
+}
+
+impl Children for Reaper {
+    fn adopt(&self, pid: i32) -> Exit {
+        let mut table = self.lock();
+        let exit = await_pid(&mut table, pid);
+        // Nothing is collected while the table is held, so a child of this process's own cannot vanish here.
+        let gone = nix::sys::signal::kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH);
+        if gone && let Some(waiter) = table.awaited.remove(&pid) {
+            waiter.send_replace(Some(Ended {
+                code: KILLED,
+                signal: None,
+                at: SystemTime::now(),
+            }));
+        }
+        exit
+    }
+}
+
 impl Spawner for Reaper {
     fn spawn(&self, command: Command) -> std::io::Result<Spawned> {
         let (pid, mut exit) = self.launch(command)?;
@@ -160,7 +177,9 @@ impl Spawner for Reaper {
             pid: pid.cast_unsigned(),
             exit: Box::pin(async move {
                 let ended = exit.wait().await;
-                Ok(ExitStatus::from_raw(ended.signal.unwrap_or(ended.code << 8)))
+                Ok(ExitStatus::from_raw(
+                    ended.signal.unwrap_or(ended.code << 8),
+                ))
             }),
         })
     }
@@ -206,7 +225,11 @@ mod tests {
         command.stdout(out.reopen().unwrap());
         let (_, mut exit) = reaper.launch(command).unwrap();
         exit.wait().await;
-        let pid: i32 = std::fs::read_to_string(out.path()).unwrap().trim().parse().unwrap();
+        let pid: i32 = std::fs::read_to_string(out.path())
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         assert_eq!(reaper.adopt(pid).wait().await.code, 5);
         // Its status was given out; asked again, it is just gone.
         assert_eq!(reaper.adopt(pid).wait().await.code, KILLED);

@@ -22,9 +22,11 @@ pub(crate) async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<()> {
             let _ = done.send(outcome);
         })
         .map_err(TaskError::io("cannot start a thread for mounting"))?;
-    waiting
-        .await
-        .unwrap_or_else(|_| Err(TaskError::Internal("mounting ended without an answer".to_owned())))
+    waiting.await.unwrap_or_else(|_| {
+        Err(TaskError::Internal(
+            "mounting ended without an answer".to_owned(),
+        ))
+    })
 }
 
 fn mount_all(mounts: &[Mount], target: &Path) -> Result<()> {
@@ -87,10 +89,20 @@ mod tests {
             options: options.iter().map(|&option| option.into()).collect(),
             ..Mount::default()
         };
-        let overlay = mount("overlay", "overlay", &["lowerdir=/l", "upperdir=/u", "workdir=/w"]);
+        let overlay = mount(
+            "overlay",
+            "overlay",
+            &["lowerdir=/l", "upperdir=/u", "workdir=/w"],
+        );
         assert_eq!(upper_dir(&[overlay]), Some("/u".into()));
-        assert_eq!(upper_dir(&[mount("overlay", "overlay", &["lowerdir=/a:/b"])]), None);
-        assert_eq!(upper_dir(&[mount("bind", "/tmp", &["rbind"])]), Some("/tmp".into()));
+        assert_eq!(
+            upper_dir(&[mount("overlay", "overlay", &["lowerdir=/a:/b"])]),
+            None
+        );
+        assert_eq!(
+            upper_dir(&[mount("bind", "/tmp", &["rbind"])]),
+            Some("/tmp".into())
+        );
         assert_eq!(upper_dir(&[]), None);
     }
 

@@ -13,10 +13,10 @@ use ttrpc::asynchronous::{Server, Service, transport::Listener};
 
 use crate::bootstrap::{BootstrapError, io, start};
 use crate::env::Env;
+use crate::logger;
 use crate::publisher::{Containerd, LogOnly, Publisher};
 use crate::reaper::Reaper;
 use crate::service::{Services, Shim};
-use crate::logger;
 
 /// How long the last events may take when the shim ends.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
@@ -27,7 +27,11 @@ const TASK_V2: &str = "containerd.task.v2.Task";
 pub(crate) fn run(flags: &Flags) -> Result<(), BootstrapError> {
     let listener = start::inherited_listener().map_err(io("take over the listening socket"))?;
     let bundle = crate::bootstrap::bundle(flags)?;
-    let level = if flags.debug { Level::DEBUG } else { Level::INFO };
+    let level = if flags.debug {
+        Level::DEBUG
+    } else {
+        Level::INFO
+    };
     logger::install(&bundle.join("log"), level, &flags.namespace, &flags.id);
     let config = thaw_config::Config::load()?;
     let socket = PathBuf::from(&flags.socket);
@@ -51,14 +55,16 @@ pub(crate) fn run(flags: &Flags) -> Result<(), BootstrapError> {
             containerd_address: flags.address.clone(),
             socket,
             publisher: publisher.clone(),
-            reaper,
+            children: Arc::new(reaper),
         });
         let shim = Arc::new(Shim::new(env.clone()));
         let listener = Listener::try_from(listener).map_err(io("use the listening socket"))?;
         let mut server = Server::new()
             .add_listener(listener)
             .register_service(task_services(&shim))
-            .register_service(thaw_proto::v1::rpc::create_shim(Arc::new(Services(shim.clone()))));
+            .register_service(thaw_proto::v1::rpc::create_shim(Arc::new(Services(
+                shim.clone(),
+            ))));
         server
             .start()
             .await

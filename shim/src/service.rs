@@ -60,7 +60,11 @@ impl Shim {
             let step = Duration::from_secs(10);
             while empty_for < IDLE_LIMIT {
                 tokio::time::sleep(step).await;
-                empty_for = if self.slots().is_empty() { empty_for + step } else { Duration::ZERO };
+                empty_for = if self.slots().is_empty() {
+                    empty_for + step
+                } else {
+                    Duration::ZERO
+                };
             }
             tracing::warn!("nothing to serve, ending");
         };
@@ -81,8 +85,12 @@ impl Shim {
     fn container(&self, id: &str) -> Result<Arc<Container>> {
         match self.slots().get(id) {
             Some(Slot::Taken(container)) => Ok(container.clone()),
-            Some(Slot::Reserved) => Err(TaskError::Unavailable(format!("container {id} is being created"))),
-            None => Err(TaskError::NotFound(format!("this shim has no container {id}"))),
+            Some(Slot::Reserved) => Err(TaskError::Unavailable(format!(
+                "container {id} is being created"
+            ))),
+            None => Err(TaskError::NotFound(format!(
+                "this shim has no container {id}"
+            ))),
         }
     }
 
@@ -91,11 +99,14 @@ impl Shim {
         {
             let mut slots = self.slots();
             if slots.contains_key(&id) {
-                return Err(TaskError::AlreadyExists(format!("this shim already has a container {id}")));
+                return Err(TaskError::AlreadyExists(format!(
+                    "this shim already has a container {id}"
+                )));
             }
             slots.insert(id.clone(), Slot::Reserved);
         }
-        self.deleted().retain(|key, _| !key.starts_with(&format!("{id}/")));
+        self.deleted()
+            .retain(|key, _| !key.starts_with(&format!("{id}/")));
         match create(self.env.clone(), args).await {
             Ok(container) => {
                 let pid = container.pid();
@@ -127,7 +138,9 @@ impl Shim {
                     self.deleted().insert(key, result);
                     result
                 }
-                Err(error @ TaskError::NotFound(_)) => self.deleted().get(&key).copied().ok_or(error)?,
+                Err(error @ TaskError::NotFound(_)) => {
+                    self.deleted().get(&key).copied().ok_or(error)?
+                }
                 Err(error) => return Err(error),
             }
         };
@@ -136,7 +149,9 @@ impl Shim {
 }
 
 /// Runs a call to its end even if its caller goes away.
-async fn owned<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+async fn owned<T: Send + 'static>(
+    call: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
     tokio::spawn(call)
         .await
         .unwrap_or_else(|error| Err(TaskError::Internal(format!("the call broke off: {error}"))))
@@ -145,7 +160,10 @@ async fn owned<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send +
 fn signal(request: &api::KillRequest) -> Result<i32> {
     match i32::try_from(request.signal) {
         Ok(signal @ 1..=64) => Ok(signal),
-        _ => Err(TaskError::InvalidArgument(format!("{} is no signal", request.signal))),
+        _ => Err(TaskError::InvalidArgument(format!(
+            "{} is no signal",
+            request.signal
+        ))),
     }
 }
 
@@ -158,7 +176,11 @@ pub(crate) struct Services(pub(crate) Arc<Shim>);
 
 #[async_trait]
 impl Task for Services {
-    async fn state(&self, _: &TtrpcContext, request: api::StateRequest) -> ttrpc::Result<api::StateResponse> {
+    async fn state(
+        &self,
+        _: &TtrpcContext,
+        request: api::StateRequest,
+    ) -> ttrpc::Result<api::StateResponse> {
         let container = self.0.container(&request.id)?;
         let mut response = api::StateResponse {
             id: container.id.clone(),
@@ -199,7 +221,11 @@ impl Task for Services {
         Ok(response)
     }
 
-    async fn create(&self, _: &TtrpcContext, request: api::CreateTaskRequest) -> ttrpc::Result<api::CreateTaskResponse> {
+    async fn create(
+        &self,
+        _: &TtrpcContext,
+        request: api::CreateTaskRequest,
+    ) -> ttrpc::Result<api::CreateTaskResponse> {
         let args = CreateArgs {
             bundle: PathBuf::from(&request.bundle),
             io: Wanted {
@@ -219,7 +245,11 @@ impl Task for Services {
         })
     }
 
-    async fn start(&self, _: &TtrpcContext, request: api::StartRequest) -> ttrpc::Result<api::StartResponse> {
+    async fn start(
+        &self,
+        _: &TtrpcContext,
+        request: api::StartRequest,
+    ) -> ttrpc::Result<api::StartResponse> {
         let container = self.0.container(&request.id)?;
         let pid = owned(async move {
             if request.exec_id.is_empty() {
@@ -235,7 +265,11 @@ impl Task for Services {
         })
     }
 
-    async fn delete(&self, _: &TtrpcContext, request: api::DeleteRequest) -> ttrpc::Result<api::DeleteResponse> {
+    async fn delete(
+        &self,
+        _: &TtrpcContext,
+        request: api::DeleteRequest,
+    ) -> ttrpc::Result<api::DeleteResponse> {
         let (pid, exit) = owned(self.0.clone().delete_process(request.id, request.exec_id)).await?;
         Ok(api::DeleteResponse {
             pid,
@@ -245,7 +279,11 @@ impl Task for Services {
         })
     }
 
-    async fn pids(&self, _: &TtrpcContext, request: api::PidsRequest) -> ttrpc::Result<api::PidsResponse> {
+    async fn pids(
+        &self,
+        _: &TtrpcContext,
+        request: api::PidsRequest,
+    ) -> ttrpc::Result<api::PidsResponse> {
         let container = self.0.container(&request.id)?;
         let mut processes = Vec::new();
         if container.exit().is_none() {
@@ -283,7 +321,11 @@ impl Task for Services {
         Ok(Empty::default())
     }
 
-    async fn checkpoint(&self, _: &TtrpcContext, request: api::CheckpointTaskRequest) -> ttrpc::Result<Empty> {
+    async fn checkpoint(
+        &self,
+        _: &TtrpcContext,
+        request: api::CheckpointTaskRequest,
+    ) -> ttrpc::Result<Empty> {
         let container = self.0.container(&request.id)?;
         let exit = request.options.as_ref().is_some_and(|options| {
             CheckpointOptions::parse_from_bytes(&options.value).is_ok_and(|options| options.exit)
@@ -306,11 +348,23 @@ impl Task for Services {
         Ok(Empty::default())
     }
 
-    async fn exec(&self, _: &TtrpcContext, request: api::ExecProcessRequest) -> ttrpc::Result<Empty> {
+    async fn exec(
+        &self,
+        _: &TtrpcContext,
+        request: api::ExecProcessRequest,
+    ) -> ttrpc::Result<Empty> {
         let container = self.0.container(&request.id)?;
-        let process = request.spec.into_option().map(|spec| spec.value).unwrap_or_default();
+        let process = request
+            .spec
+            .into_option()
+            .map(|spec| spec.value)
+            .unwrap_or_default();
         if process.is_empty() {
-            return Err(TaskError::InvalidArgument(format!("exec {} has no process", request.exec_id)).into());
+            return Err(TaskError::InvalidArgument(format!(
+                "exec {} has no process",
+                request.exec_id
+            ))
+            .into());
         }
         let io = Wanted {
             stdin: request.stdin,
@@ -322,7 +376,11 @@ impl Task for Services {
         Ok(Empty::default())
     }
 
-    async fn resize_pty(&self, _: &TtrpcContext, request: api::ResizePtyRequest) -> ttrpc::Result<Empty> {
+    async fn resize_pty(
+        &self,
+        _: &TtrpcContext,
+        request: api::ResizePtyRequest,
+    ) -> ttrpc::Result<Empty> {
         let container = self.0.container(&request.id)?;
         let io = if request.exec_id.is_empty() {
             container.io.clone()
@@ -334,7 +392,11 @@ impl Task for Services {
         Ok(Empty::default())
     }
 
-    async fn close_io(&self, _: &TtrpcContext, request: api::CloseIORequest) -> ttrpc::Result<Empty> {
+    async fn close_io(
+        &self,
+        _: &TtrpcContext,
+        request: api::CloseIORequest,
+    ) -> ttrpc::Result<Empty> {
         let container = self.0.container(&request.id)?;
         if request.stdin {
             if request.exec_id.is_empty() {
@@ -346,14 +408,26 @@ impl Task for Services {
         Ok(Empty::default())
     }
 
-    async fn update(&self, _: &TtrpcContext, request: api::UpdateTaskRequest) -> ttrpc::Result<Empty> {
+    async fn update(
+        &self,
+        _: &TtrpcContext,
+        request: api::UpdateTaskRequest,
+    ) -> ttrpc::Result<Empty> {
         let container = self.0.container(&request.id)?;
-        let resources = request.resources.into_option().map(|any| any.value).unwrap_or_default();
+        let resources = request
+            .resources
+            .into_option()
+            .map(|any| any.value)
+            .unwrap_or_default();
         owned(container.update(resources)).await?;
         Ok(Empty::default())
     }
 
-    async fn wait(&self, _: &TtrpcContext, request: api::WaitRequest) -> ttrpc::Result<api::WaitResponse> {
+    async fn wait(
+        &self,
+        _: &TtrpcContext,
+        request: api::WaitRequest,
+    ) -> ttrpc::Result<api::WaitResponse> {
         let exit = match self.0.container(&request.id) {
             Ok(container) if request.exec_id.is_empty() => container.wait().await,
             Ok(container) => container.exec(&request.exec_id)?.wait().await,
@@ -370,7 +444,11 @@ impl Task for Services {
         })
     }
 
-    async fn stats(&self, _: &TtrpcContext, request: api::StatsRequest) -> ttrpc::Result<api::StatsResponse> {
+    async fn stats(
+        &self,
+        _: &TtrpcContext,
+        request: api::StatsRequest,
+    ) -> ttrpc::Result<api::StatsResponse> {
         let stats = self.0.container(&request.id)?.stats().await?;
         Ok(api::StatsResponse {
             stats: MessageField::some(stats),
@@ -378,16 +456,27 @@ impl Task for Services {
         })
     }
 
-    async fn connect(&self, _: &TtrpcContext, request: api::ConnectRequest) -> ttrpc::Result<api::ConnectResponse> {
+    async fn connect(
+        &self,
+        _: &TtrpcContext,
+        request: api::ConnectRequest,
+    ) -> ttrpc::Result<api::ConnectResponse> {
         Ok(api::ConnectResponse {
             shim_pid: std::process::id(),
-            task_pid: self.0.container(&request.id).map_or(0, |container| container.pid()),
+            task_pid: self
+                .0
+                .container(&request.id)
+                .map_or(0, |container| container.pid()),
             version: "v3".to_owned(),
             ..api::ConnectResponse::default()
         })
     }
 
-    async fn shutdown(&self, _: &TtrpcContext, request: api::ShutdownRequest) -> ttrpc::Result<Empty> {
+    async fn shutdown(
+        &self,
+        _: &TtrpcContext,
+        request: api::ShutdownRequest,
+    ) -> ttrpc::Result<Empty> {
         if request.now || self.0.slots().is_empty() {
             self.0.done.cancel();
         }
@@ -397,7 +486,11 @@ impl Task for Services {
 
 #[async_trait]
 impl v1::rpc::Shim for Services {
-    async fn capture(&self, _: &TtrpcContext, request: v1::CaptureRequest) -> ttrpc::Result<v1::CaptureResponse> {
+    async fn capture(
+        &self,
+        _: &TtrpcContext,
+        request: v1::CaptureRequest,
+    ) -> ttrpc::Result<v1::CaptureResponse> {
         let container = self.0.container(&request.id)?;
         let spooled = owned(container.capture()).await?;
         Ok(v1::CaptureResponse {
@@ -407,13 +500,18 @@ impl v1::rpc::Shim for Services {
         })
     }
 
-    async fn outcome_of(&self, _: &TtrpcContext, request: v1::OutcomeOfRequest) -> ttrpc::Result<v1::OutcomeOfResponse> {
+    async fn outcome_of(
+        &self,
+        _: &TtrpcContext,
+        request: v1::OutcomeOfRequest,
+    ) -> ttrpc::Result<v1::OutcomeOfResponse> {
         let container = self.0.container(&request.id)?;
         let record = container.record().ok_or_else(|| {
             TaskError::FailedPrecondition(format!("container {} was not started yet", request.id))
         })?;
         Ok(v1::OutcomeOfResponse {
-            record: serde_json::to_string(&record).map_err(TaskError::io("cannot encode the record"))?,
+            record: serde_json::to_string(&record)
+                .map_err(TaskError::io("cannot encode the record"))?,
             ..v1::OutcomeOfResponse::default()
         })
     }

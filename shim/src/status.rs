@@ -50,7 +50,9 @@ impl TaskError {
     }
 
     /// For `map_err` on system calls: `attempted` is a phrase such as "cannot create directory /x".
-    pub(crate) fn io<E: std::fmt::Display>(attempted: impl std::fmt::Display) -> impl FnOnce(E) -> Self {
+    pub(crate) fn io<E: std::fmt::Display>(
+        attempted: impl std::fmt::Display,
+    ) -> impl FnOnce(E) -> Self {
         move |error| TaskError::Internal(format!("{attempted}: {error}"))
     }
 }
@@ -71,7 +73,10 @@ mod tests {
         let table = [
             (TaskError::NotFound(text()), Code::NOT_FOUND),
             (TaskError::AlreadyExists(text()), Code::ALREADY_EXISTS),
-            (TaskError::FailedPrecondition(text()), Code::FAILED_PRECONDITION),
+            (
+                TaskError::FailedPrecondition(text()),
+                Code::FAILED_PRECONDITION,
+            ),
             (TaskError::InvalidArgument(text()), Code::INVALID_ARGUMENT),
             (TaskError::Unimplemented(text()), Code::UNIMPLEMENTED),
             (TaskError::DeadlineExceeded(text()), Code::DEADLINE_EXCEEDED),

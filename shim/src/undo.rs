@@ -93,7 +93,12 @@ impl UndoState {
     }
 
     /// The client of this container's runsc.
-    pub(crate) fn client(&self, bundle: &Path, spawner: Arc<dyn Spawner>, limit: Duration) -> RunscClient {
+    pub(crate) fn client(
+        &self,
+        bundle: &Path,
+        spawner: Arc<dyn Spawner>,
+        limit: Duration,
+    ) -> RunscClient {
         let mut runsc = Runsc::new(&self.runsc.binary, &self.runsc.root).in_bundle(bundle);
         runsc.flags.clone_from(&self.runsc.flags);
         RunscClient::new(runsc, spawner, limit)
@@ -164,7 +169,12 @@ impl UndoState {
             .await
             .map_err(|e| e.to_string())?
             .map(|done| {
-                tracing::debug!(netns = shown, addresses = done.addresses, routes = done.routes, "network put back");
+                tracing::debug!(
+                    netns = shown,
+                    addresses = done.addresses,
+                    routes = done.routes,
+                    "network put back"
+                );
             })
             .map_err(|e| e.to_string())
     }
@@ -236,7 +246,9 @@ pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
             eprintln!("{problem}");
         }
         let _ = std::fs::remove_file(&state.socket);
-        state.sandbox.map_or(0, |sandbox| sandbox.pid.cast_unsigned())
+        state
+            .sandbox
+            .map_or(0, |sandbox| sandbox.pid.cast_unsigned())
     });
     let response = DeleteResponse {
         pid,
@@ -262,7 +274,7 @@ mod tests {
             id: "c".into(),
             namespace: "default".into(),
             created: true,
-            sandbox: ProcessRef::of(std::process::id().cast_signed()),
+            sandbox: ProcessRef::of(nix::unistd::getppid().as_raw()),
             ..UndoState::default()
         };
         state.note_path("/x".into());

@@ -69,6 +69,10 @@ pub fn python_rootfs() -> Result<PathBuf, ToolError> {
 
 fn find(name: &'static str, variable: &'static str, usual: PathBuf) -> Result<PathBuf, ToolError> {
     let path = std::env::var_os(variable).map_or(usual, PathBuf::from);
+    there(name, variable, path)
+}
+
+fn there(name: &'static str, variable: &'static str, path: PathBuf) -> Result<PathBuf, ToolError> {
     if path.is_file() {
         Ok(path)
     } else {
@@ -115,7 +119,7 @@ impl Product {
     /// Takes them from a directory.
     pub fn released(dir: &Path) -> Result<Product, ToolError> {
         for name in Product::BINARIES {
-            find(name, "THAW_BINARIES", dir.join(name))?;
+            there(name, "THAW_BINARIES", dir.join(name))?;
         }
         Ok(Product {
             dir: dir.to_owned(),
@@ -140,9 +144,12 @@ pub fn runc_shim() -> Result<PathBuf, ToolError> {
     )
 }
 
-/// Builds the static test guest.
+/// Builds the static test guest, or takes the one that `THAW_GUEST` names.
 pub fn guest() -> Result<PathBuf, ToolError> {
     const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+    if let Some(path) = std::env::var_os("THAW_GUEST") {
+        return there("the test guest", "THAW_GUEST", path.into());
+    }
     let mut cargo = cargo();
     // With a target of its own, flags reach the program and not build scripts, and other builds stay as they are.
     cargo
@@ -150,7 +157,7 @@ pub fn guest() -> Result<PathBuf, ToolError> {
         .env("RUSTFLAGS", "-C target-feature=+crt-static");
     command::run(&mut cargo, BUILD_LIMIT)?.success()?;
     let path = target().join(TRIPLE).join("debug/thaw-guest");
-    find("the test guest", "THAW_GUEST", path)
+    there("the test guest", "THAW_GUEST", path)
 }
 
 const BUILD_LIMIT: std::time::Duration = std::time::Duration::from_secs(3_600);

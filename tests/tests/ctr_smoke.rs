@@ -94,18 +94,18 @@ fn a_terminal_is_a_terminal() {
     let ctr = scene.node.files().bin().join("ctr");
     // `ctr -t` wants a terminal itself; script(1) makes one.
     let line = format!(
-        "{} run --rm --tty --runtime {} {BUSYBOX} term sh -c 'tty && echo yes; exit 3'",
+        "{} run --rm --tty --runtime {} {BUSYBOX} term sh -c 'test -t 0 && test -t 1 && echo yes; exit 3'",
         ctr.display(),
         Container::RUNTIME
     );
     let mut script = Command::new("script");
     script
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
+        .env("CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS", "1")
         .env("CONTAINERD_ADDRESS", scene.node.files().socket())
         .env("CONTAINERD_NAMESPACE", scene.node.namespace());
     let output = command::run(&mut script, PATIENCE).unwrap();
-    assert!(output.stdout.contains("/dev/pts/"), "{output}");
-    assert!(output.stdout.contains("yes\r\n"), "{output}");
+    assert!(output.stdout.contains("yes"), "{output}");
     assert_eq!(output.status.code(), Some(3), "{output}");
     scene.end();
 }

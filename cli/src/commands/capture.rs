@@ -24,9 +24,10 @@ struct Captured<'a> {
     tenant: &'a str,
     container: &'a str,
     namespace: &'a str,
-    page_bytes: u64,
+    /// Memory and kernel state as gVisor wrote them.
+    raw_bytes: u64,
     stored_bytes: u64,
-    /// Stored bytes by page bytes.
+    /// Stored bytes by raw bytes.
     ratio: f64,
     paused_ms: u64,
     total_ms: u64,
@@ -68,7 +69,7 @@ pub(crate) async fn run(context: &Context, args: &args::Capture) -> anyhow::Resu
         tenant: &status.tenant,
         container: id,
         namespace: &context.namespace,
-        page_bytes: status.total_bytes,
+        raw_bytes: status.total_bytes,
         stored_bytes: status.stored_bytes,
         ratio,
         paused_ms: started.paused_ms,
@@ -79,7 +80,7 @@ pub(crate) async fn run(context: &Context, args: &args::Capture) -> anyhow::Resu
     }
     output::pairs([
         ("snapshot", captured.snapshot.to_owned()),
-        ("memory", output::bytes(captured.page_bytes)),
+        ("saved", output::bytes(captured.raw_bytes)),
         (
             "stored",
             format!(

@@ -62,7 +62,9 @@ pub(crate) fn run() -> Result<(), BootstrapError> {
     }
     for (flag, value) in [("-namespace", &flags.namespace), ("-id", &flags.id)] {
         if !crate::paths::is_component(value) {
-            return Err(BootstrapError::Arguments(format!("{flag} {value:?} is not a usable name")));
+            return Err(BootstrapError::Arguments(format!(
+                "{flag} {value:?} is not a usable name"
+            )));
         }
     }
     match flags.action.as_str() {
@@ -72,7 +74,9 @@ pub(crate) fn run() -> Result<(), BootstrapError> {
         "" => Err(BootstrapError::Arguments(
             "say start or delete; this program is run by containerd".to_owned(),
         )),
-        other => Err(BootstrapError::Arguments(format!("unknown action {other:?}"))),
+        other => Err(BootstrapError::Arguments(format!(
+            "unknown action {other:?}"
+        ))),
     }
 }
 

@@ -223,7 +223,10 @@ mod tests {
             assert_eq!(parsed.dialect, Dialect::Old);
             assert_eq!(parsed.shim_cgroup, cgroup);
             assert_eq!(parsed.grpc_address, "/run/containerd/containerd.sock");
-            assert_eq!(parsed.ttrpc_address, "/run/containerd/containerd.sock.ttrpc");
+            assert_eq!(
+                parsed.ttrpc_address,
+                "/run/containerd/containerd.sock.ttrpc"
+            );
         }
     }
 

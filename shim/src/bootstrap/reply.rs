@@ -47,8 +47,9 @@ fn version_text(containerd: &str) -> Option<String> {
 
 /// `containerd --version` prints the module's path, which ends in /v2 from 2.0 on, and the version.
 fn knows_v3(text: &str) -> bool {
-    text.split_whitespace()
-        .any(|word| word.ends_with("containerd/v2") || word.starts_with("v2.") || word.starts_with("2."))
+    text.split_whitespace().any(|word| {
+        word.ends_with("containerd/v2") || word.starts_with("v2.") || word.starts_with("2.")
+    })
 }
 
 #[cfg(test)]
@@ -69,10 +70,18 @@ mod tests {
 
     #[test]
     fn versions_are_told_apart() {
-        assert!(knows_v3("containerd github.com/containerd/containerd/v2 v2.1.9 abc"));
-        assert!(knows_v3("containerd github.com/containerd/containerd 2.0.0~ds1"));
-        assert!(!knows_v3("containerd github.com/containerd/containerd v1.7.24 abc"));
-        assert!(!knows_v3("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1"));
+        assert!(knows_v3(
+            "containerd github.com/containerd/containerd/v2 v2.1.9 abc"
+        ));
+        assert!(knows_v3(
+            "containerd github.com/containerd/containerd 2.0.0~ds1"
+        ));
+        assert!(!knows_v3(
+            "containerd github.com/containerd/containerd v1.7.24 abc"
+        ));
+        assert!(!knows_v3(
+            "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1"
+        ));
         assert!(!knows_v3(""));
     }
 

@@ -45,11 +45,11 @@ pub(super) fn run(flags: &Flags) -> Result<(), BootstrapError> {
         });
     }
     let address = format!("unix://{}", socket.display());
-    if let Some(listener) = claim(&config, &dir, &socket)? {
-        if let Err(error) = serve(flags, &params, &bundle, &socket, listener) {
-            let _ = std::fs::remove_file(&socket);
-            return Err(error);
-        }
+    if let Some(listener) = claim(&config, &dir, &socket)?
+        && let Err(error) = serve(flags, &params, &bundle, &socket, listener)
+    {
+        let _ = std::fs::remove_file(&socket);
+        return Err(error);
     }
     // containerd 1.x reads it when it starts again.
     paths::replace(&bundle.join("address"), address.as_bytes())
@@ -77,7 +77,11 @@ fn group(bundle: &Path, id: &str) -> String {
 }
 
 /// The listener, or `None` if a living shim has the socket already.
-fn claim(config: &Config, dir: &Path, socket: &Path) -> Result<Option<UnixListener>, BootstrapError> {
+fn claim(
+    config: &Config,
+    dir: &Path,
+    socket: &Path,
+) -> Result<Option<UnixListener>, BootstrapError> {
     paths::private_dir(&config.run_dir)
         .map_err(io(format!("make directory {}", config.run_dir.display())))?;
     paths::private_dir(dir).map_err(io(format!("make directory {}", dir.display())))?;
@@ -145,7 +149,8 @@ fn serve(
         .map_err(io(format!("run {}", program.display())))?;
     // Otherwise this process would itself keep the pipe open and never see its end.
     drop(command);
-    let ready = confine(&child, &params.shim_cgroup).and_then(|()| wait_ready(&mut output, &mut child));
+    let ready =
+        confine(&child, &params.shim_cgroup).and_then(|()| wait_ready(&mut output, &mut child));
     if ready.is_err() {
         let _ = child.kill();
         let _ = child.wait();
@@ -169,7 +174,10 @@ fn wait_ready(output: &mut PipeReader, child: &mut Child) -> Result<(), Bootstra
     let mut said = Vec::new();
     loop {
         let left = deadline.saturating_duration_since(std::time::Instant::now());
-        let mut waiting = [PollFd::new(std::os::fd::AsFd::as_fd(output), PollFlags::POLLIN)];
+        let mut waiting = [PollFd::new(
+            std::os::fd::AsFd::as_fd(output),
+            PollFlags::POLLIN,
+        )];
         let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
         match poll(&mut waiting, limit) {
             Ok(0) => {
@@ -243,7 +251,10 @@ mod tests {
         let first = claim(&config, &sockets, &socket).unwrap().unwrap();
         let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(std::fs::metadata(&sockets).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(
+            std::fs::metadata(&sockets).unwrap().permissions().mode() & 0o777,
+            0o700
+        );
         assert!(claim(&config, &sockets, &socket).unwrap().is_none());
         drop(first);
         assert!(claim(&config, &sockets, &socket).unwrap().is_some());

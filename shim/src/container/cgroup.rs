@@ -81,14 +81,23 @@ fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
 
 /// A file with one number; `max` and anything else that is no number is none.
 pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
-    std::fs::read_to_string(dir.join(file)).ok()?.trim().parse().ok()
+    std::fs::read_to_string(dir.join(file))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// One value of a file with lines `key value`.
 pub(super) fn keyed(dir: &Path, file: &str, key: &str) -> Option<u64> {
     let text = std::fs::read_to_string(dir.join(file)).ok()?;
-    text.lines()
-        .find_map(|line| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok())
+    text.lines().find_map(|line| {
+        line.strip_prefix(key)?
+            .strip_prefix(' ')?
+            .trim()
+            .parse()
+            .ok()
+    })
 }
 
 #[cfg(test)]
@@ -108,12 +117,18 @@ mod tests {
                 pids: Some("/c/pids/a/b".into()),
             })
         );
-        assert_eq!(parse("0::/a/b\n", true, root), Some(Cgroup::V2("/c/a/b".into())));
+        assert_eq!(
+            parse("0::/a/b\n", true, root),
+            Some(Cgroup::V2("/c/a/b".into()))
+        );
     }
 
     #[test]
     fn the_root_group_is_none() {
-        assert_eq!(parse("4:memory:/\n5:cpu,cpuacct:/\n", false, Path::new("/c")), None);
+        assert_eq!(
+            parse("4:memory:/\n5:cpu,cpuacct:/\n", false, Path::new("/c")),
+            None
+        );
         assert_eq!(parse("0::/\n", true, Path::new("/c")), None);
         assert_eq!(parse("0::/../x\n", true, Path::new("/c")), None);
     }
@@ -121,7 +136,11 @@ mod tests {
     #[test]
     fn files_are_read() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("memory.events"), "low 0\noom 3\noom_kill 2\n").unwrap();
+        std::fs::write(
+            dir.path().join("memory.events"),
+            "low 0\noom 3\noom_kill 2\n",
+        )
+        .unwrap();
         std::fs::write(dir.path().join("pids.max"), "max\n").unwrap();
         assert_eq!(Cgroup::V2(dir.path().into()).oom_kills(), 2);
         assert_eq!(number(dir.path(), "pids.max"), None);

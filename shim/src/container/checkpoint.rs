@@ -16,7 +16,7 @@ use thaw_runsc::probe::RuntimeProbe;
 
 use super::create::{CHECKPOINT_FILE, CheckpointRef};
 use super::trial::write_options;
-use super::{Container, Phase, from_runsc};
+use super::{Container, KILL_LIMIT, Phase, from_runsc};
 use crate::gate::{Gate, Lander};
 use crate::order::Step;
 use crate::process::ProcessRef;
@@ -103,7 +103,10 @@ impl Container {
                 // thawd's own words say more than runsc's, which saw only its pipe break.
                 let told = self.abort_capture(&client, &capture, &error).await;
                 Err(match told {
-                    Some(text) => TaskError::Unavailable(format!("cannot capture container {}: {text}", self.id)),
+                    Some(text) => TaskError::Unavailable(format!(
+                        "cannot capture container {}: {text}",
+                        self.id
+                    )),
                     None => error,
                 })
             }
@@ -118,7 +121,10 @@ impl Container {
                 self.id
             )));
         }
-        std::fs::create_dir_all(dir).map_err(TaskError::io(format!("cannot make directory {}", dir.display())))?;
+        std::fs::create_dir_all(dir).map_err(TaskError::io(format!(
+            "cannot make directory {}",
+            dir.display()
+        )))?;
         let spooled = self.clone().capture().await?;
         let snapshot = self.wait_durable(&spooled.capture).await?;
         let note = CheckpointRef {
@@ -126,8 +132,10 @@ impl Container {
             snapshot: snapshot.clone(),
         };
         let path = dir.join(CHECKPOINT_FILE);
-        let bytes = serde_json::to_vec(&note).map_err(TaskError::io("cannot encode the checkpoint's note"))?;
-        paths::replace(&path, &bytes).map_err(TaskError::io(format!("cannot write {}", path.display())))?;
+        let bytes = serde_json::to_vec(&note)
+            .map_err(TaskError::io("cannot encode the checkpoint's note"))?;
+        paths::replace(&path, &bytes)
+            .map_err(TaskError::io(format!("cannot write {}", path.display())))?;
         let event = TaskCheckpointed {
             container_id: self.id.clone(),
             checkpoint: snapshot,
@@ -167,11 +175,18 @@ impl Container {
     /// The runsc at the path must be the one that the sandbox was made with: a snapshot is tied to its build.
     async fn check_runsc(&self) -> Result<RuntimeProbe> {
         let created = self.settings.probe.as_ref().map_err(|error| {
-            TaskError::FailedPrecondition(format!("container {} cannot be captured: {error}", self.id))
+            TaskError::FailedPrecondition(format!(
+                "container {} cannot be captured: {error}",
+                self.id
+            ))
         })?;
-        let now = RuntimeProbe::of(&self.client.runsc, &self.env.reaper, &self.env.config.run_dir)
-            .await
-            .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
+        let now = RuntimeProbe::of(
+            &self.client.runsc,
+            self.env.children.as_ref(),
+            &self.env.config.run_dir,
+        )
+        .await
+        .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
         if now.digest != created.digest {
             return Err(TaskError::FailedPrecondition(format!(
                 "container {} runs runsc {} but {} has been replaced by {} since; start it anew to capture it",
@@ -203,8 +218,10 @@ impl Container {
             undo.note_path(socket.clone());
             undo.note_path(dir.clone());
         })?;
-        let gate = Gate::bind(socket.clone())
-            .map_err(TaskError::io(format!("cannot bind gate socket {}", socket.display())))?;
+        let gate = Gate::bind(socket.clone()).map_err(TaskError::io(format!(
+            "cannot bind gate socket {}",
+            socket.display()
+        )))?;
         let options = LanderOptions {
             provider: LanderOptions::PROVIDER.to_owned(),
             job: Job::Capture {
@@ -213,8 +230,10 @@ impl Container {
             data_socket: begun.data_socket.clone().into(),
             gate_socket: socket,
         };
-        write_options(&dir, &options)
-            .map_err(TaskError::io(format!("cannot prepare directory {}", dir.display())))?;
+        write_options(&dir, &options).map_err(TaskError::io(format!(
+            "cannot prepare directory {}",
+            dir.display()
+        )))?;
         let args = Checkpoint {
             id: self.id.clone(),
             image_path: dir.clone(),
@@ -222,7 +241,9 @@ impl Container {
         };
         tokio::time::sleep(failpoint::delay("shim.before-checkpoint")).await;
         let began = Instant::now();
-        let checkpoint = self.client.checkpoint(&args, Some(config.deadlines.checkpoint()));
+        let checkpoint = self
+            .client
+            .checkpoint(&args, Some(config.deadlines.checkpoint()));
         let mut heard = Heard::default();
         let saved = {
             let listening = self.hear(&gate, &mut heard);
@@ -241,12 +262,15 @@ impl Container {
             ))),
             Ok(()) => Ok(paused),
             Err(error) => {
-                if let Some(lander) = self.lock().undo.lander {
-                    // Its part is over, and a save that goes on would keep the application paused.
-                    tracing::debug!(pid = lander.pid, "lander of a failed save");
+                // A save that hangs on its lander would keep the application paused.
+                if let Some(lander) = heard.lander {
+                    lander.kill(KILL_LIMIT).await;
                 }
                 Err(match heard.failed {
-                    Some(text) => TaskError::Unavailable(format!("cannot capture container {}: {text}", self.id)),
+                    Some(text) => TaskError::Unavailable(format!(
+                        "cannot capture container {}: {text}",
+                        self.id
+                    )),
                     None => from_runsc(error),
                 })
             }
@@ -265,7 +289,8 @@ impl Container {
                 }
             };
             heard.landers += 1;
-            if let Err(error) = self.note(|undo| undo.lander = ProcessRef::of(lander.pid)) {
+            heard.lander = ProcessRef::of(lander.pid);
+            if let Err(error) = self.note(|undo| undo.lander = heard.lander) {
                 tracing::warn!(%error, "the lander is not noted");
             }
             loop {
@@ -284,7 +309,12 @@ impl Container {
     }
 
     /// Gives a capture up. What thawd says went wrong, if it knows.
-    async fn abort_capture(&self, client: &NodeClient, capture: &str, cause: &TaskError) -> Option<String> {
+    async fn abort_capture(
+        &self,
+        client: &NodeClient,
+        capture: &str,
+        cause: &TaskError,
+    ) -> Option<String> {
         let status = client
             .capture_status(
                 ttrpc::context::with_duration(NODE_LIMIT),
@@ -342,6 +372,7 @@ impl Container {
 #[derive(Default)]
 struct Heard {
     landers: u32,
+    lander: Option<ProcessRef>,
     failed: Option<String>,
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use containerd_shim_protos::api::Mount;
 use containerd_shim_protos::events::task::{TaskCreate, TaskIO};
@@ -18,11 +18,12 @@ use thaw_runsc::sidecar::SidecarDir;
 use thaw_runsc::state::{Record, live_sandboxes};
 use thaw_runsc::{RunscClient, spec};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::{Container, Inner, KILL_LIMIT, Phase, Settings, cgroup, from_runsc};
 use crate::env::Env;
 use crate::netns::NetworkState;
-use crate::node;
+use crate::node::{self, Lookup};
 use crate::order::{Order, Step};
 use crate::process::ProcessRef;
 use crate::records::ContainerRecord;
@@ -58,194 +59,269 @@ pub(super) struct CheckpointRef {
 
 /// Makes a container. If it fails nothing of it is left.
 pub(crate) async fn create(env: Arc<Env>, args: CreateArgs) -> Result<Arc<Container>> {
-    let began = Instant::now();
-    if !paths::is_component(&args.id) {
-        return Err(TaskError::InvalidArgument(format!("container id {:?} is not a usable name", args.id)));
-    }
-    let mut config = read_spec(&args.bundle)?;
-    let annotations = spec::annotations(&config);
-    let selection = select(&env, &args, &annotations)?;
-    let binary = probe::resolve(&env.config.runsc.path)
-        .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
-
-    let hash = paths::hash(&env.containerd_address, &env.namespace, &args.id);
-    let root = paths::runsc_root(&env.config, &env.namespace);
-    paths::private_dir(&root).map_err(TaskError::io(format!("cannot make directory {}", root.display())))?;
-    let mut runsc = Runsc::new(binary, root)
-        .with_flags(&env.config.runsc.flags)
-        .in_bundle(&args.bundle);
-
-    let rootfs_dir = spec::rootfs(&config, &args.bundle)
-        .ok_or_else(|| TaskError::InvalidArgument(format!("config.json of {} has no root.path", args.id)))?;
-    let mut undo = UndoState {
-        id: args.id.clone(),
-        namespace: env.namespace.clone(),
-        runsc: RunscPart {
-            binary: runsc.binary.clone(),
-            root: runsc.root.clone(),
-            flags: runsc.flags.clone(),
-        },
-        rootfs: (!args.rootfs.is_empty()).then(|| rootfs_dir.clone()),
-        filestore_dirs: rootfs::upper_dir(&args.rootfs)
-            .into_iter()
-            .chain([rootfs_dir.clone()])
-            .collect(),
-        netns: spec::network_namespace(&config),
-        paths: vec![env.config.container_record(&env.namespace, &args.id)],
-        socket: env.socket.clone(),
-        ..UndoState::default()
-    };
-    if let Some(netns) = undo.netns.clone() {
-        undo.network = save_network(netns).await;
-    }
-    save(&undo, &args)?;
-
-    let made = make(&env, &args, &mut config, &mut runsc, &mut undo, selection, hash, began).await;
+    let mut plan = Plan::of(env, args).await?;
+    let made = plan.carry_out().await;
     if let Err(error) = &made {
-        let client = RunscClient::new(runsc, Arc::new(env.reaper.clone()), env.runsc_limit());
-        for problem in undo.undo(&client, KILL_LIMIT).await {
+        tracing::error!(%error, "create failed");
+        for problem in plan.undo.undo(&plan.client(), KILL_LIMIT).await {
             tracing::warn!(problem, "after a failed create");
         }
-        tracing::error!(%error, "create failed");
     }
     made
 }
 
-#[allow(clippy::too_many_arguments)]
-async fn make(
-    env: &Arc<Env>,
-    args: &CreateArgs,
-    config: &mut Value,
-    runsc: &mut Runsc,
-    undo: &mut UndoState,
+/// One Create, from what was asked to what was made.
+struct Plan {
+    env: Arc<Env>,
+    args: CreateArgs,
+    began: Instant,
+    config: Value,
     selection: Selection,
     hash: String,
-    began: Instant,
-) -> Result<Arc<Container>> {
-    if let Some(dir) = &undo.rootfs {
-        match std::fs::create_dir(dir) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(TaskError::io(format!("cannot make directory {}", dir.display()))(error));
-            }
-            _ => rootfs::mount(args.rootfs.clone(), dir.clone()).await?,
-        }
-    }
-    remove_leftovers(runsc, undo)?;
+    runsc: Runsc,
+    undo: UndoState,
+}
 
-    let io = ProcessIo::open(args.io.clone(), &env.namespace, &args.id).await?;
-    let removed = spec::normalise(config);
-    if let Some((height, width)) = removed.console_size {
-        io.resize(clamp(width), clamp(height))?;
-    }
-    let spec_bytes = serde_json::to_vec(config).map_err(TaskError::io("cannot encode config.json"))?;
-    let config_path = args.bundle.join("config.json");
-    paths::replace(&config_path, &spec_bytes)
-        .map_err(TaskError::io(format!("cannot write {}", config_path.display())))?;
-
-    let probe = RuntimeProbe::of(runsc, &env.reaper, &env.config.run_dir).await;
-    if let Err(error) = &probe {
-        tracing::warn!(%error, "this runsc cannot restore or be captured");
-    }
-    let lander = match lander(env, runsc) {
-        Ok(dir) => {
-            runsc.sidecar_dir = Some(dir.path().to_owned());
-            Ok(())
+impl Plan {
+    /// Checks the request. Nothing is done yet that would have to be undone.
+    async fn of(env: Arc<Env>, args: CreateArgs) -> Result<Plan> {
+        let began = Instant::now();
+        if !paths::is_component(&args.id) {
+            return Err(TaskError::InvalidArgument(format!(
+                "container id {:?} is not a usable name",
+                args.id
+            )));
         }
-        Err(error) => {
+        let config = read_spec(&args.bundle)?;
+        let selection = select(&env, &args, &spec::annotations(&config))?;
+        let binary = probe::resolve(&env.config.runsc.path)
+            .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
+        let root = paths::runsc_root(&env.config, &env.namespace);
+        paths::private_dir(&root).map_err(TaskError::io(format!(
+            "cannot make directory {}",
+            root.display()
+        )))?;
+        let runsc = Runsc::new(binary, root)
+            .with_flags(&env.config.runsc.flags)
+            .in_bundle(&args.bundle);
+        let rootfs_dir = spec::rootfs(&config, &args.bundle).ok_or_else(|| {
+            TaskError::InvalidArgument(format!("config.json of {} has no root.path", args.id))
+        })?;
+        let mut undo = UndoState {
+            id: args.id.clone(),
+            namespace: env.namespace.clone(),
+            runsc: RunscPart {
+                binary: runsc.binary.clone(),
+                root: runsc.root.clone(),
+                flags: runsc.flags.clone(),
+            },
+            rootfs: (!args.rootfs.is_empty()).then(|| args.bundle.join("rootfs")),
+            filestore_dirs: rootfs::upper_dir(&args.rootfs)
+                .into_iter()
+                .chain([rootfs_dir])
+                .collect(),
+            netns: spec::network_namespace(&config),
+            paths: vec![env.config.container_record(&env.namespace, &args.id)],
+            socket: env.socket.clone(),
+            ..UndoState::default()
+        };
+        if let Some(netns) = undo.netns.clone() {
+            undo.network = save_network(netns).await;
+        }
+        Ok(Plan {
+            hash: paths::hash(&env.containerd_address, &env.namespace, &args.id),
+            env,
+            args,
+            began,
+            config,
+            selection,
+            runsc,
+            undo,
+        })
+    }
+
+    fn client(&self) -> RunscClient {
+        RunscClient::new(
+            self.runsc.clone(),
+            self.env.children.clone(),
+            self.env.runsc_limit(),
+        )
+    }
+
+    fn save(&self) -> Result<()> {
+        self.undo
+            .save(&self.args.bundle)
+            .map_err(TaskError::io(format!(
+                "cannot write the state of container {}",
+                self.args.id
+            )))
+    }
+
+    async fn carry_out(&mut self) -> Result<Arc<Container>> {
+        self.save()?;
+        self.mount().await?;
+        self.remove_leftovers()?;
+        let io = ProcessIo::open(self.args.io.clone(), &self.env.namespace, &self.args.id).await?;
+        let removed = spec::normalise(&mut self.config);
+        if let Some((height, width)) = removed.console_size {
+            io.resize(clamp(width), clamp(height))?;
+        }
+        let spec = self.write_spec()?;
+        let run_dir = &self.env.config.run_dir;
+        let probe = RuntimeProbe::of(&self.runsc, self.env.children.as_ref(), run_dir).await;
+        if let Err(error) = &probe {
+            tracing::warn!(%error, "this runsc cannot restore or be captured");
+        }
+        let lander = lander(&self.env, &self.runsc).map(|dir| {
+            self.runsc.sidecar_dir = Some(dir.path().to_owned());
+        });
+        if let Err(error) = &lander {
             tracing::warn!(error, "containers cannot be restored or captured");
-            Err(error)
         }
-    };
-    let client = RunscClient::new(runsc.clone(), Arc::new(env.reaper.clone()), env.runsc_limit());
 
-    let lookup = match (&probe, &lander) {
-        (Ok(probe), Ok(())) if selection.mode != Mode::Off => {
-            let facts = node::facts(runsc, probe);
-            let (env, id, spec) = (env.clone(), args.id.clone(), spec_bytes.clone());
-            Some(tokio::spawn(async move {
-                node::look_up(&env, &id, spec, facts, selection.pinned).await
-            }))
-        }
-        _ => None,
-    };
-    undo.created = true;
-    save(undo, args)?;
-    let sandbox = match sandbox(env, &client, &args.id, &args.bundle, &hash, &io).await {
-        Ok(sandbox) => sandbox,
-        Err(error) => {
-            if let Some(lookup) = lookup {
-                lookup.abort();
+        let lookup = match (&probe, &lander) {
+            (Ok(probe), Ok(())) => self.look_up(probe, &spec),
+            _ => None,
+        };
+        self.undo.created = true;
+        self.save()?;
+        let client = self.client();
+        let (id, bundle) = (&self.args.id, &self.args.bundle);
+        let sandbox = match sandbox(&self.env, &client, id, bundle, &self.hash, &io).await {
+            Ok(sandbox) => sandbox,
+            Err(error) => {
+                if let Some(lookup) = lookup {
+                    lookup.abort();
+                }
+                io.finish(Duration::ZERO).await;
+                return Err(error);
             }
-            io.finish(std::time::Duration::ZERO).await;
-            return Err(error);
-        }
-    };
-    undo.sandbox = sandbox.process;
-    undo.gofer = sandbox.gofer;
-    save(undo, args)?;
-
-    let container = Arc::new(Container {
-        env: env.clone(),
-        id: args.id.clone(),
-        bundle: args.bundle.clone(),
-        io,
-        hash,
-        client,
-        settings: Settings {
-            mode: selection.mode,
-            image: selection.image,
-            spec: spec_bytes,
+        };
+        self.undo.sandbox = sandbox.process;
+        self.undo.gofer = sandbox.gofer;
+        self.save()?;
+        let settings = Settings {
+            mode: self.selection.mode,
+            image: self.selection.image.clone(),
+            spec,
             oom_score_adj: removed.oom_score_adj,
             probe,
             lander,
-            create_took: began.elapsed(),
-        },
-        lifecycle: tokio::sync::Mutex::new(()),
-        inner: Mutex::new(Inner {
-            pid: sandbox.pid,
-            control_socket: sandbox.control_socket,
-            sandbox_exit: Some(env.reaper.adopt(sandbox.pid)),
-            watcher: None,
-            lookup,
-            undo: undo.clone(),
-            order: Order::default(),
-            execs: BTreeMap::new(),
-            record: None,
-            restored: None,
-            last_stats: None,
-            oom_kills: cgroup::oom_kills(sandbox.pid),
-            cgroup: cgroup::Cgroup::of(sandbox.pid),
-            capturing: false,
-            signalled: false,
-        }),
-        phase: watch::channel(Phase::Created).0,
-        exit: watch::channel(None).0,
-        doomed: watch::channel(false).0,
-    });
-    container.write_record();
-    container.announce(
-        Step::Created,
-        Some(
-            TaskCreate {
-                container_id: args.id.clone(),
-                bundle: args.bundle.display().to_string(),
-                rootfs: args.rootfs.clone(),
-                io: MessageField::some(TaskIO {
-                    stdin: args.io.stdin.clone(),
-                    stdout: args.io.stdout.clone(),
-                    stderr: args.io.stderr.clone(),
-                    terminal: args.io.terminal,
-                    ..TaskIO::default()
-                }),
-                checkpoint: args.checkpoint.clone(),
-                pid: container.pid(),
-                ..TaskCreate::default()
+            create_took: self.began.elapsed(),
+        };
+        Ok(self.announced(settings, sandbox, client, io, lookup))
+    }
+
+    async fn mount(&self) -> Result<()> {
+        let Some(dir) = &self.undo.rootfs else {
+            return Ok(());
+        };
+        match std::fs::create_dir(dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(TaskError::io(
+                format!("cannot make directory {}", dir.display()),
+            )(
+                error
+            )),
+            _ => rootfs::mount(self.args.rootfs.clone(), dir.clone()).await,
+        }
+    }
+
+    /// Filestores of sandboxes that are gone make gVisor refuse the next start of the same id.
+    fn remove_leftovers(&self) -> Result<()> {
+        let live =
+            live_sandboxes(&self.runsc.root).map_err(TaskError::io("cannot list sandboxes"))?;
+        for dir in self.undo.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
+            let removed = spec::remove_leftover_filestores(dir, &live).map_err(TaskError::io(
+                format!("cannot remove leftover filestores from {}", dir.display()),
+            ))?;
+            if !removed.is_empty() {
+                tracing::info!(dir = %dir.display(), ?removed, "removed filestores of sandboxes that are gone");
             }
-            .into(),
-        ),
-    );
-    container.watch_created();
-    Ok(container)
+        }
+        Ok(())
+    }
+
+    fn write_spec(&self) -> Result<Vec<u8>> {
+        let spec =
+            serde_json::to_vec(&self.config).map_err(TaskError::io("cannot encode config.json"))?;
+        let path = self.args.bundle.join("config.json");
+        paths::replace(&path, &spec)
+            .map_err(TaskError::io(format!("cannot write {}", path.display())))?;
+        Ok(spec)
+    }
+
+    /// Begins to look for a snapshot, beside the making of the sandbox.
+    fn look_up(&self, probe: &RuntimeProbe, spec: &[u8]) -> Option<JoinHandle<Lookup>> {
+        if self.selection.mode == Mode::Off {
+            return None;
+        }
+        let facts = node::facts(&self.runsc, probe);
+        let (env, id, spec) = (self.env.clone(), self.args.id.clone(), spec.to_vec());
+        let pinned = self.selection.pinned.clone();
+        Some(tokio::spawn(async move {
+            node::look_up(&env, &id, spec, facts, pinned).await
+        }))
+    }
+
+    fn announced(
+        &self,
+        settings: Settings,
+        sandbox: Sandbox,
+        client: RunscClient,
+        io: Arc<ProcessIo>,
+        lookup: Option<JoinHandle<Lookup>>,
+    ) -> Arc<Container> {
+        let container = Arc::new(Container {
+            env: self.env.clone(),
+            id: self.args.id.clone(),
+            bundle: self.args.bundle.clone(),
+            io,
+            hash: self.hash.clone(),
+            client,
+            settings,
+            lifecycle: tokio::sync::Mutex::new(()),
+            inner: Mutex::new(Inner {
+                pid: sandbox.pid,
+                control_socket: sandbox.control_socket,
+                sandbox_exit: Some(self.env.children.adopt(sandbox.pid)),
+                watcher: None,
+                lookup,
+                undo: self.undo.clone(),
+                order: Order::default(),
+                execs: BTreeMap::new(),
+                record: None,
+                restored: None,
+                last_stats: None,
+                oom_kills: cgroup::oom_kills(sandbox.pid),
+                cgroup: cgroup::Cgroup::of(sandbox.pid),
+                capturing: false,
+                signalled: false,
+            }),
+            phase: watch::channel(Phase::Created).0,
+            exit: watch::channel(None).0,
+            doomed: watch::channel(false).0,
+        });
+        container.write_record();
+        let io = &self.args.io;
+        let event = TaskCreate {
+            container_id: self.args.id.clone(),
+            bundle: self.args.bundle.display().to_string(),
+            rootfs: self.args.rootfs.clone(),
+            io: MessageField::some(TaskIO {
+                stdin: io.stdin.clone(),
+                stdout: io.stdout.clone(),
+                stderr: io.stderr.clone(),
+                terminal: io.terminal,
+                ..TaskIO::default()
+            }),
+            checkpoint: self.args.checkpoint.clone(),
+            pid: container.pid(),
+            ..TaskCreate::default()
+        };
+        container.announce(Step::Created, Some(event.into()));
+        container.watch_created();
+        container
+    }
 }
 
 /// A sandbox that was made.
@@ -292,10 +368,19 @@ pub(super) async fn sandbox(
     let pid = std::fs::read_to_string(&pid_file)
         .ok()
         .and_then(|text| text.trim().parse().ok())
-        .ok_or_else(|| TaskError::Internal(format!("runsc wrote no process id to {}", pid_file.display())))?;
+        .ok_or_else(|| {
+            TaskError::Internal(format!(
+                "runsc wrote no process id to {}",
+                pid_file.display()
+            ))
+        })?;
     let record = Record::load(&client.runsc.root, id)
         .map_err(|e| TaskError::Internal(e.to_string()))?
-        .ok_or_else(|| TaskError::Internal(format!("runsc has no record of container {id}, which it has just made")))?;
+        .ok_or_else(|| {
+            TaskError::Internal(format!(
+                "runsc has no record of container {id}, which it has just made"
+            ))
+        })?;
     tokio::time::sleep(failpoint::delay("shim.after-create")).await;
     Ok(Sandbox {
         pid,
@@ -312,8 +397,15 @@ struct Selection {
     image: Option<String>,
 }
 
-fn select(env: &Env, args: &CreateArgs, annotations: &BTreeMap<String, String>) -> Result<Selection> {
-    if annotations.get(CONTAINER_TYPE).is_some_and(|kind| kind == "container") {
+fn select(
+    env: &Env,
+    args: &CreateArgs,
+    annotations: &BTreeMap<String, String>,
+) -> Result<Selection> {
+    if annotations
+        .get(CONTAINER_TYPE)
+        .is_some_and(|kind| kind == "container")
+    {
         return Err(TaskError::Unimplemented(format!(
             "container {} belongs to a pod; Thaw runs plain containers only",
             args.id
@@ -337,7 +429,10 @@ fn select(env: &Env, args: &CreateArgs, annotations: &BTreeMap<String, String>) 
         }
     }
     if !args.checkpoint.is_empty() {
-        pinned = Some(checkpoint_snapshot(&env.config, Path::new(&args.checkpoint))?);
+        pinned = Some(checkpoint_snapshot(
+            &env.config,
+            Path::new(&args.checkpoint),
+        )?);
         mode = Mode::Require;
     }
     Ok(Selection {
@@ -367,7 +462,10 @@ fn checkpoint_snapshot(config: &Config, dir: &Path) -> Result<String> {
         )));
     }
     if !paths::is_component(&found.snapshot) {
-        return Err(TaskError::InvalidArgument(format!("{} names no snapshot", path.display())));
+        return Err(TaskError::InvalidArgument(format!(
+            "{} names no snapshot",
+            path.display()
+        )));
     }
     Ok(found.snapshot)
 }
@@ -378,19 +476,6 @@ fn read_spec(bundle: &Path) -> Result<Value> {
         .map_err(|e| TaskError::InvalidArgument(format!("cannot read {}: {e}", path.display())))?;
     serde_json::from_slice(&bytes)
         .map_err(|e| TaskError::InvalidArgument(format!("{} is not JSON: {e}", path.display())))
-}
-
-/// Filestores of sandboxes that are gone make gVisor refuse the next start of the same id.
-fn remove_leftovers(runsc: &Runsc, undo: &UndoState) -> Result<()> {
-    let live = live_sandboxes(&runsc.root).map_err(TaskError::io("cannot list sandboxes"))?;
-    for dir in undo.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
-        let removed = spec::remove_leftover_filestores(dir, &live)
-            .map_err(TaskError::io(format!("cannot remove leftover filestores from {}", dir.display())))?;
-        if !removed.is_empty() {
-            tracing::info!(dir = %dir.display(), ?removed, "removed filestores of sandboxes that are gone");
-        }
-    }
-    Ok(())
 }
 
 fn lander(env: &Env, runsc: &Runsc) -> std::result::Result<SidecarDir, String> {
@@ -419,11 +504,6 @@ async fn save_network(netns: PathBuf) -> Option<NetworkState> {
     }
 }
 
-fn save(undo: &UndoState, args: &CreateArgs) -> Result<()> {
-    undo.save(&args.bundle)
-        .map_err(TaskError::io(format!("cannot write the state of container {}", args.id)))
-}
-
 fn clamp(size: u64) -> u16 {
     size.try_into().unwrap_or(u16::MAX)
 }
@@ -431,7 +511,10 @@ fn clamp(size: u64) -> u16 {
 impl Container {
     /// Writes the record by which others find this shim. A container works without.
     pub(super) fn write_record(&self) {
-        let path = self.env.config.container_record(&self.env.namespace, &self.id);
+        let path = self
+            .env
+            .config
+            .container_record(&self.env.namespace, &self.id);
         let record = ContainerRecord {
             id: self.id.clone(),
             namespace: self.env.namespace.clone(),
@@ -462,7 +545,11 @@ mod tests {
                 store: store.to_owned(),
                 snapshot: snapshot.to_owned(),
             };
-            std::fs::write(dir.path().join(CHECKPOINT_FILE), serde_json::to_vec(&value).unwrap()).unwrap();
+            std::fs::write(
+                dir.path().join(CHECKPOINT_FILE),
+                serde_json::to_vec(&value).unwrap(),
+            )
+            .unwrap();
         };
         write("s3://other", "abc");
         let error = checkpoint_snapshot(&config, dir.path()).unwrap_err();

@@ -76,11 +76,9 @@ impl Exec {
 impl Container {
     /// The exec of this id.
     pub(crate) fn exec(&self, id: &str) -> Result<Arc<Exec>> {
-        self.lock()
-            .execs
-            .get(id)
-            .cloned()
-            .ok_or_else(|| TaskError::NotFound(format!("container {} has no process {id}", self.id)))
+        self.lock().execs.get(id).cloned().ok_or_else(|| {
+            TaskError::NotFound(format!("container {} has no process {id}", self.id))
+        })
     }
 
     /// All execs that run.
@@ -93,11 +91,20 @@ impl Container {
     }
 
     /// Notes a process that is to be started by [`Container::start_exec`].
-    pub(crate) async fn add_exec(self: Arc<Self>, id: String, process: Vec<u8>, io: crate::stdio::Wanted) -> Result<()> {
+    pub(crate) async fn add_exec(
+        self: Arc<Self>,
+        id: String,
+        process: Vec<u8>,
+        io: crate::stdio::Wanted,
+    ) -> Result<()> {
         if !paths::is_component(&id) {
-            return Err(TaskError::InvalidArgument(format!("exec id {id:?} is not a usable name")));
+            return Err(TaskError::InvalidArgument(format!(
+                "exec id {id:?} is not a usable name"
+            )));
         }
-        let exists = || TaskError::AlreadyExists(format!("container {} already has a process {id}", self.id));
+        let exists = || {
+            TaskError::AlreadyExists(format!("container {} already has a process {id}", self.id))
+        };
         if self.lock().execs.contains_key(&id) {
             return Err(exists());
         }
@@ -180,7 +187,13 @@ impl Container {
             .terminal
             .then(|| {
                 let name = paths::hash(&self.hash, &self.id, &exec.id);
-                ConsoleSocket::bind(self.env.config.run_dir.join("tty").join(format!("{}.sock", &name[..32])))
+                ConsoleSocket::bind(
+                    self.env
+                        .config
+                        .run_dir
+                        .join("tty")
+                        .join(format!("{}.sock", &name[..32])),
+                )
             })
             .transpose()?;
         let command = ExecCommand {
@@ -204,7 +217,9 @@ impl Container {
             std::fs::read_to_string(&path)
                 .ok()
                 .and_then(|text| text.trim().parse::<i32>().ok())
-                .ok_or_else(|| TaskError::Internal(format!("runsc wrote no process id to {}", path.display())))
+                .ok_or_else(|| {
+                    TaskError::Internal(format!("runsc wrote no process id to {}", path.display()))
+                })
         };
         let (host_pid, internal_pid) = (number("pid")?, number("internal")?);
         let mut inner = exec.lock();
@@ -222,7 +237,7 @@ impl Container {
 
     fn watch_exec(self: &Arc<Self>, exec: &Arc<Exec>) {
         let (container, exec) = (self.clone(), exec.clone());
-        let mut exit = self.env.reaper.adopt(exec.pid().cast_signed());
+        let mut exit = self.env.children.adopt(exec.pid().cast_signed());
         tokio::spawn(async move {
             let ended = exit.wait().await;
             let info = ExitInfo {
@@ -246,7 +261,12 @@ impl Container {
     /// Sends a signal to an exec.
     pub(crate) async fn kill_exec(self: Arc<Self>, id: &str, signal: i32) -> Result<()> {
         let exec = self.exec(id)?;
-        let gone = || TaskError::NotFound(format!("process {id} of container {} has already finished", self.id));
+        let gone = || {
+            TaskError::NotFound(format!(
+                "process {id} of container {} has already finished",
+                self.id
+            ))
+        };
         if exec.exit().is_some() {
             return Err(gone());
         }

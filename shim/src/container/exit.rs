@@ -90,9 +90,15 @@ impl Container {
     /// The container has ended.
     async fn ended(self: &Arc<Self>, status: u32, at: SystemTime) {
         let sample = stats::last_sample(self);
-        let oom = sample.as_ref().is_some_and(|sample| sample.oom_kills() > self.lock().oom_kills);
+        let oom = sample
+            .as_ref()
+            .is_some_and(|sample| sample.oom_kills() > self.lock().oom_kills);
         // Memory ran out and the kernel killed the sandbox: whatever was said before, this is how it ended.
-        let status = if oom && status != KILLED && self.sandbox_was_killed() { KILLED } else { status };
+        let status = if oom && status != KILLED && self.sandbox_was_killed() {
+            KILLED
+        } else {
+            status
+        };
         if !self.set_exit(ExitInfo { status, at }) {
             return;
         }

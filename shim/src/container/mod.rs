@@ -5,8 +5,12 @@ mod checkpoint;
 mod create;
 mod exec;
 mod exit;
+#[cfg(test)]
+mod fakes;
 mod start;
 mod stats;
+#[cfg(test)]
+mod tests;
 mod trial;
 
 use std::collections::BTreeMap;
@@ -179,10 +183,10 @@ impl Container {
     fn note(&self, change: impl FnOnce(&mut UndoState)) -> Result<()> {
         let mut inner = self.lock();
         change(&mut inner.undo);
-        inner
-            .undo
-            .save(&self.bundle)
-            .map_err(TaskError::io(format!("cannot write the state of container {}", self.id)))
+        inner.undo.save(&self.bundle).map_err(TaskError::io(format!(
+            "cannot write the state of container {}",
+            self.id
+        )))
     }
 
     fn not_in(&self, wanted: &str) -> TaskError {
@@ -237,13 +241,22 @@ impl Container {
     /// Changes resource limits; `resources` is the OCI object in JSON.
     pub(crate) async fn update(self: Arc<Self>, resources: Vec<u8>) -> Result<()> {
         let _turn = self.lifecycle.lock().await;
-        if !matches!(self.phase(), Phase::Created | Phase::Running | Phase::Paused) {
+        if !matches!(
+            self.phase(),
+            Phase::Created | Phase::Running | Phase::Paused
+        ) {
             return Err(self.not_in("alive"));
         }
         serde_json::from_slice::<serde::de::IgnoredAny>(&resources).map_err(|e| {
-            TaskError::InvalidArgument(format!("resources for container {} are not JSON: {e}", self.id))
+            TaskError::InvalidArgument(format!(
+                "resources for container {} are not JSON: {e}",
+                self.id
+            ))
         })?;
-        self.client.update(&self.id, resources).await.map_err(from_runsc)
+        self.client
+            .update(&self.id, resources)
+            .await
+            .map_err(from_runsc)
     }
 
     /// Sends a signal to the first process, or to all.
@@ -256,7 +269,11 @@ impl Container {
             }
             // Nobody is there yet to take it: wait until it is decided who runs.
             let mut phase = self.phase.subscribe();
-            let decided = tokio::time::timeout(SIGNAL_WAIT, phase.wait_for(|phase| *phase != Phase::Starting)).await;
+            let decided = tokio::time::timeout(
+                SIGNAL_WAIT,
+                phase.wait_for(|phase| *phase != Phase::Starting),
+            )
+            .await;
             if decided.is_err() {
                 return Err(TaskError::DeadlineExceeded(format!(
                     "signal {signal} for container {} waits for a start that does not end",
@@ -269,7 +286,11 @@ impl Container {
             // A paused kernel delivers nothing, and nothing has run in a created one.
             Phase::Paused | Phase::Created if signal == SIGKILL => self.kill_sandbox().await,
             _ => {
-                let delivery = if all { Delivery::All } else { Delivery::Process(0) };
+                let delivery = if all {
+                    Delivery::All
+                } else {
+                    Delivery::Process(0)
+                };
                 match self.control().signal(&self.id, signal, delivery).await {
                     Ok(()) => Ok(()),
                     Err(_) if self.exit().is_some() => Err(finished(&self.id)),
@@ -302,7 +323,10 @@ impl Container {
     /// Removes the container. What cannot be undone is an error, and may be tried again.
     pub(crate) async fn delete(self: Arc<Self>) -> Result<ExitInfo> {
         let _turn = self.lifecycle.lock().await;
-        if matches!(self.phase(), Phase::Starting | Phase::Running | Phase::Paused) {
+        if matches!(
+            self.phase(),
+            Phase::Starting | Phase::Running | Phase::Paused
+        ) {
             return Err(self.not_in("stopped"));
         }
         // Deleting what was created and never started is allowed.
@@ -359,7 +383,10 @@ impl Container {
 
 async fn wait_exit(exit: &watch::Sender<Option<ExitInfo>>) -> ExitInfo {
     let mut exit = exit.subscribe();
-    let info = exit.wait_for(Option::is_some).await.map_or(None, |info| *info);
+    let info = exit
+        .wait_for(Option::is_some)
+        .await
+        .map_or(None, |info| *info);
     match info {
         Some(info) => info,
         // The sender is the caller's own, so it is there.

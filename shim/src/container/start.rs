@@ -61,7 +61,9 @@ impl Container {
         record.start_ms = records::millis(began.elapsed());
         let explain = lookup.map(|lookup| lookup.id).filter(|id| {
             // A trial's failure says more than a comparison would.
-            !id.is_empty() && record.outcome != Outcome::Restored && record.failed_trial_ms.is_none()
+            !id.is_empty()
+                && record.outcome != Outcome::Restored
+                && record.failed_trial_ms.is_none()
         });
         match outcome {
             Ok(()) => {
@@ -109,7 +111,11 @@ impl Container {
                 ),
             };
         }
-        let miss = match (self.settings.mode, &self.settings.probe, &self.settings.lander) {
+        let miss = match (
+            self.settings.mode,
+            &self.settings.probe,
+            &self.settings.lander,
+        ) {
             (Mode::Off, _, _) => Miss::new(
                 Reason::Disabled,
                 "no policy and no annotation thaw.dev/snapshot asks for a restore",
@@ -151,10 +157,13 @@ impl Container {
                         miss
                     }
                     TrialEnd::Killed => {
-                        return Err(TaskError::FailedPrecondition(format!(
+                        let text = format!(
                             "container {} was killed while it was being restored",
                             self.id
-                        )));
+                        );
+                        record.outcome = Outcome::Refused;
+                        record.detail = Some(text.clone());
+                        return Err(TaskError::FailedPrecondition(text));
                     }
                     // The program may have begun: running it again is not for the shim to decide.
                     TrialEnd::Lost(text) => {
@@ -207,7 +216,15 @@ impl Container {
         self.io.detach(DETACH_LIMIT).await;
         tokio::time::sleep(failpoint::delay("shim.before-second-create")).await;
         self.note(|undo| undo.created = true)?;
-        let made = sandbox(&self.env, &self.client, &self.id, &self.bundle, &self.hash, &self.io).await?;
+        let made = sandbox(
+            &self.env,
+            &self.client,
+            &self.id,
+            &self.bundle,
+            &self.hash,
+            &self.io,
+        )
+        .await?;
         self.note(|undo| {
             undo.sandbox = made.process;
             undo.gofer = made.gofer;
@@ -215,7 +232,7 @@ impl Container {
         let mut inner = self.lock();
         inner.control_socket = made.control_socket;
         inner.pid = made.pid;
-        inner.sandbox_exit = Some(self.env.reaper.adopt(made.pid));
+        inner.sandbox_exit = Some(self.env.children.adopt(made.pid));
         inner.oom_kills = cgroup::oom_kills(made.pid);
         inner.cgroup = cgroup::Cgroup::of(made.pid);
         Ok(())
@@ -233,7 +250,9 @@ impl Container {
             )));
         }
         tokio::time::sleep(failpoint::delay("shim.after-kill")).await;
-        undo.forget(&self.client).await.map_err(TaskError::Internal)?;
+        undo.forget(&self.client)
+            .await
+            .map_err(TaskError::Internal)?;
         self.note(|undo| {
             undo.created = false;
             undo.sandbox = None;

@@ -112,7 +112,11 @@ impl Sample {
         let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let fields: Vec<u64> = text
             .rsplit_once(") ")
-            .map(|(_, rest)| rest.split(' ').map(|field| field.parse().unwrap_or(0)).collect())
+            .map(|(_, rest)| {
+                rest.split(' ')
+                    .map(|field| field.parse().unwrap_or(0))
+                    .collect()
+            })
             .unwrap_or_default();
         // Fields 14 and 15 of proc_pid_stat(5), in ticks of 1/100 s.
         let ticks = |field: usize| fields.get(field - 3).copied().unwrap_or(0) * 10_000_000;
@@ -244,7 +248,10 @@ impl Container {
         };
         if matches!(self.phase(), Phase::Stopped | Phase::Deleted) {
             return last.map(|sample| sample.message()).ok_or_else(|| {
-                TaskError::NotFound(format!("container {} has ended, there are no statistics", self.id))
+                TaskError::NotFound(format!(
+                    "container {} has ended, there are no statistics",
+                    self.id
+                ))
             });
         }
         let mut sample = match &cgroup {

@@ -12,10 +12,10 @@ use std::time::Duration;
 use thaw_proto::gate::{FromLander, ToLander};
 use thaw_proto::options::{Job, LanderOptions, OPTIONS_FILE};
 use thaw_proto::{Reason, failpoint};
+use thaw_runsc::RunscError;
 use thaw_runsc::command::Restore;
 use thaw_runsc::error::{Failure, Refusal};
 use thaw_runsc::spawn::Streams;
-use thaw_runsc::RunscError;
 use tokio::time::Instant;
 
 use super::{Container, KILL_LIMIT};
@@ -130,10 +130,15 @@ async fn attempt(container: &Arc<Container>, gate: &Gate, dir: &Path) -> TrialEn
         BeforeGo::Ready(lander) => lander,
         BeforeGo::Gone => {
             // Usually because runsc refused, and runsc says why a moment later.
-            return TrialEnd::Failed(match tokio::time::timeout(REFUSAL_LIMIT, &mut restore).await {
-                Ok(Err(error)) => refused(&error),
-                _ => Miss::new(Reason::RunscRefused, "the lander went away before it was ready"),
-            });
+            return TrialEnd::Failed(
+                match tokio::time::timeout(REFUSAL_LIMIT, &mut restore).await {
+                    Ok(Err(error)) => refused(&error),
+                    _ => Miss::new(
+                        Reason::RunscRefused,
+                        "the lander went away before it was ready",
+                    ),
+                },
+            );
         }
         BeforeGo::GiveUp(lander, end) => {
             tokio::time::sleep(failpoint::delay("shim.before-abort")).await;
@@ -188,11 +193,11 @@ async fn until_ready(container: &Arc<Container>, gate: &Gate, deadline: Instant)
         };
         let problem = match packet {
             Ok(Some(FromLander::Hello { version, .. })) => {
-                tokio::time::sleep(failpoint::delay("shim.after-hello")).await;
                 let pid = connected.as_ref().map_or(0, |lander| lander.pid);
                 if let Err(error) = container.note(|undo| undo.lander = ProcessRef::of(pid)) {
                     tracing::warn!(%error, "the lander is not noted");
                 }
+                tokio::time::sleep(failpoint::delay("shim.after-hello")).await;
                 if version == env!("CARGO_PKG_VERSION") {
                     continue;
                 }
@@ -291,7 +296,11 @@ async fn listen(lander: Lander) {
         match lander.receive().await {
             Ok(Some(FromLander::Landed)) => tracing::info!("all pages are loaded"),
             Ok(Some(FromLander::Failed { reason, detail })) => {
-                tracing::error!(reason = reason.code(), detail, "memory is lost, the sandbox ends");
+                tracing::error!(
+                    reason = reason.code(),
+                    detail,
+                    "memory is lost, the sandbox ends"
+                );
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => return,
@@ -365,7 +374,10 @@ mod tests {
         let miss = refused(&error(spec));
         assert_eq!(miss.reason, Reason::SpecDiffers);
         assert!(miss.detail.unwrap().contains("Args"));
-        assert_eq!(refused(&error(Failure::Died("EOF".into()))).reason, Reason::RunscRefused);
+        assert_eq!(
+            refused(&error(Failure::Died("EOF".into()))).reason,
+            Reason::RunscRefused
+        );
     }
 
     #[test]

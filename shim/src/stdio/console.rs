@@ -48,7 +48,11 @@ impl ConsoleSocket {
         };
         tokio::time::timeout(limit, receiving)
             .await
-            .map_err(|_| TaskError::DeadlineExceeded("runsc did not hand over the terminal in time".to_owned()))?
+            .map_err(|_| {
+                TaskError::DeadlineExceeded(
+                    "runsc did not hand over the terminal in time".to_owned(),
+                )
+            })?
             .map_err(TaskError::io("cannot receive the terminal from runsc"))
     }
 }

@@ -63,7 +63,11 @@ impl Copies {
     /// Waits until all outputs have ended.
     pub(super) async fn drained(&self) {
         // The sender is ours, so the wait cannot fail.
-        let _ = self.outputs.subscribe().wait_for(|running| *running == 0).await;
+        let _ = self
+            .outputs
+            .subscribe()
+            .wait_for(|running| *running == 0)
+            .await;
     }
 
     /// Stops whatever still runs.

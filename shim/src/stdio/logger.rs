@@ -16,11 +16,16 @@ const READY_LIMIT: Duration = Duration::from_secs(10);
 
 /// containerd gives the program the two outputs as descriptors 3 and 4 and a pipe as 5, on which it says that it is
 /// ready. A shell moves them there: descriptors above 2 cannot be set between fork and exec without unsafe code.
-const MOVE_DESCRIPTORS: &str = "exec 3<&0 4<&1 5>&2 0</dev/null 1>/dev/null 2>/dev/null; exec \"$@\"";
+const MOVE_DESCRIPTORS: &str =
+    "exec 3<&0 4<&1 5>&2 0</dev/null 1>/dev/null 2>/dev/null; exec \"$@\"";
 
 /// Starts the program and waits until it is ready: a byte or the end of its ready pipe. Gives the write ends of the two
 /// outputs. The program ends by itself at the end of both.
-pub(super) async fn start(program: &Program, namespace: &str, id: &str) -> Result<(OwnedFd, OwnedFd)> {
+pub(super) async fn start(
+    program: &Program,
+    namespace: &str,
+    id: &str,
+) -> Result<(OwnedFd, OwnedFd)> {
     let attempted = format!("cannot start logging program {}", program.path.display());
     // Looked at first: the shell that stands between would only say that something was not found.
     File::open(&program.path).map_err(TaskError::io(&attempted))?;
@@ -45,6 +50,8 @@ pub(super) async fn start(program: &Program, namespace: &str, id: &str) -> Resul
     match tokio::time::timeout(READY_LIMIT, ready.read(&mut byte)).await {
         Ok(Ok(_)) => Ok((stdout, stderr)),
         Ok(Err(error)) => Err(TaskError::io(&attempted)(error)),
-        Err(_) => Err(TaskError::DeadlineExceeded(format!("{attempted}: it was not ready in time"))),
+        Err(_) => Err(TaskError::DeadlineExceeded(format!(
+            "{attempted}: it was not ready in time"
+        ))),
     }
 }

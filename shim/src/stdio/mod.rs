@@ -281,7 +281,10 @@ impl ProcessIo {
     /// Lets go of everything: after a delete nothing of a process's streams may stay open. Output that is still to be
     /// copied gets `limit`.
     pub(crate) async fn finish(&self, limit: Duration) {
-        if tokio::time::timeout(limit, self.copies.drained()).await.is_err() {
+        if tokio::time::timeout(limit, self.copies.drained())
+            .await
+            .is_err()
+        {
             tracing::warn!("output that nobody read is given up");
         }
         self.release();

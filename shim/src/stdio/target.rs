@@ -42,7 +42,11 @@ impl Target {
                     .map_err(TaskError::io(format!("cannot use stream {text}")))?
                     .file_type()
                     .is_fifo();
-                Ok(if is_fifo { Target::Fifo(path) } else { Target::File(path) })
+                Ok(if is_fifo {
+                    Target::Fifo(path)
+                } else {
+                    Target::File(path)
+                })
             }
             "fifo" => Ok(Target::Fifo(path.into())),
             "file" => Ok(Target::File(decode(path).into())),
@@ -105,7 +109,10 @@ mod tests {
         assert_eq!(parse(""), Target::Null);
         assert_eq!(parse(fifo.to_str().unwrap()), Target::Fifo(fifo));
         assert_eq!(parse(file.to_str().unwrap()), Target::File(file));
-        assert_eq!(parse("file:///var/log/a%20b"), Target::File("/var/log/a b".into()));
+        assert_eq!(
+            parse("file:///var/log/a%20b"),
+            Target::File("/var/log/a b".into())
+        );
         assert_eq!(
             parse("binary:///usr/bin/nerdctl?_NERDCTL_INTERNAL_LOGGING=%2Fvar%2Flib"),
             Target::Program(Program {

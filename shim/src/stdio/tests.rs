@@ -54,7 +54,11 @@ async fn input_waits_until_it_may_flow_and_ends_after_close() {
         ..Wanted::default()
     };
     let io = ProcessIo::open(wanted, "ns", "id").await.unwrap();
-    let mut writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut writer = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .unwrap();
     writer.write_all(b"typed early").unwrap();
     // A sandbox that is given up has taken nothing.
     drop(io.attach().unwrap());

@@ -243,6 +243,8 @@ disabled_plugins = [
             .env("PATH", path)
             .env(thaw_config::CONFIG_ENV, self.files.thaw_config())
             .env("THAW_FAILPOINTS", self.files.failpoints())
+            // What ctr says about the machine is no output of the container's.
+            .env("CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS", "1")
             .env("CONTAINERD_ADDRESS", self.files.socket())
             .env("CONTAINERD_NAMESPACE", &self.namespace);
     }
