@@ -285,13 +285,12 @@ impl Task for Services {
         request: api::PidsRequest,
     ) -> ttrpc::Result<api::PidsResponse> {
         let container = self.0.container(&request.id)?;
-        let mut processes = Vec::new();
-        if container.exit().is_none() {
-            processes.push(ProcessInfo {
-                pid: container.pid(),
-                ..ProcessInfo::default()
-            });
-        }
+        // Also when it has ended: a restarted containerd takes a shim without processes for one without a container, and
+        // would throw the exit status away with it.
+        let mut processes = vec![ProcessInfo {
+            pid: container.pid(),
+            ..ProcessInfo::default()
+        }];
         for exec in container.running_execs() {
             let details = ProcessDetails {
                 exec_id: exec.id.clone(),

@@ -13,6 +13,8 @@ use containerd_shim::Flags;
 use containerd_shim_protos::api::DeleteResponse;
 use protobuf::{Message, MessageField};
 use serde::{Deserialize, Serialize};
+use thaw_proto::client::connect_node;
+use thaw_proto::v1;
 use thaw_runsc::command::Runsc;
 use thaw_runsc::error::Failure;
 use thaw_runsc::state::{Record, live_sandboxes};
@@ -27,6 +29,7 @@ use crate::rootfs;
 /// All of `delete` must fit into 5 s.
 const KILL_LIMIT: Duration = Duration::from_millis(1500);
 const DELETE_LIMIT: Duration = Duration::from_millis(2000);
+const ABORT_LIMIT: Duration = Duration::from_millis(500);
 /// Exit status of a container whose shim is gone.
 const KILLED: u32 = 137;
 
@@ -37,6 +40,14 @@ pub(crate) struct RunscPart {
     pub(crate) root: PathBuf,
     #[serde(default)]
     pub(crate) flags: BTreeMap<String, String>,
+}
+
+/// A capture that was begun.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CapturePart {
+    pub(crate) id: String,
+    /// thawd's socket.
+    pub(crate) node: PathBuf,
 }
 
 /// The content of `thaw-state.json`.
@@ -54,6 +65,9 @@ pub(crate) struct UndoState {
     pub(crate) gofer: Option<ProcessRef>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lander: Option<ProcessRef>,
+    /// A capture that thawd is taking of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) capture: Option<CapturePart>,
     /// Mounted by the shim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rootfs: Option<PathBuf>,
@@ -203,9 +217,34 @@ impl UndoState {
         problems
     }
 
+    /// Tells thawd that a capture will never be finished. A thawd that is not there has forgotten it.
+    async fn abort_capture(&self) {
+        let Some(capture) = &self.capture else {
+            return;
+        };
+        let request = v1::CaptureAbortRequest {
+            capture_id: capture.id.clone(),
+            cause: "the shim ended".to_owned(),
+            ..v1::CaptureAbortRequest::default()
+        };
+        let abort = async {
+            let client = connect_node(&capture.node)
+                .await
+                .map_err(|e| e.to_string())?;
+            client
+                .capture_abort(ttrpc::context::with_duration(ABORT_LIMIT), &request)
+                .await
+                .map_err(|e| e.to_string())
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(ABORT_LIMIT, abort).await {
+            tracing::debug!(error, "thawd did not take the abort of a capture");
+        }
+    }
+
     /// Everything, in order. What could not be done is said.
     pub(crate) async fn undo(&self, client: &RunscClient, kill_limit: Duration) -> Vec<String> {
         let mut problems = Vec::new();
+        self.abort_capture().await;
         let left = self.kill(kill_limit).await;
         if !left.is_empty() {
             problems.push(format!("processes {left:?} do not end"));

@@ -27,7 +27,7 @@ fn one_flipped_bit_anywhere_is_never_a_wrong_byte() {
         .into_iter()
         .map(|key| {
             let object = scene.server().backend().get(&key).unwrap().unwrap();
-            (key, object.data.len() as u64)
+            (key, object.size)
         })
         .filter(|(_, size)| *size > 0)
         .collect();
@@ -88,7 +88,7 @@ fn a_destroyed_pack_is_cold_and_never_wrong() {
         .collect();
     assert!(!packs.is_empty());
     for key in &packs {
-        let size = backend.get(key).unwrap().unwrap().data.len();
+        let size = backend.get(key).unwrap().unwrap().size as usize;
         let noise: Vec<u8> = (0..size as u64 / 8 + 1)
             .flat_map(|i| random(i).to_le_bytes())
             .take(size)

@@ -117,6 +117,9 @@ fn finish(
         row.running_ms,
         row.first_response_ms
     );
+    if let Some(detail) = &record.detail {
+        println!("       {detail}");
+    }
     if !expected(&record) {
         report.problem(format!(
             "{step}: this start went otherwise than it must: {record:?}"

@@ -13,6 +13,7 @@ use thaw_proto::options::{Job, LanderOptions};
 use thaw_proto::{failpoint, v1};
 use thaw_runsc::command::Checkpoint;
 use thaw_runsc::probe::RuntimeProbe;
+use tokio::sync::watch;
 
 use super::create::{CHECKPOINT_FILE, CheckpointRef};
 use super::trial::write_options;
@@ -21,11 +22,14 @@ use crate::gate::{Gate, Lander};
 use crate::order::Step;
 use crate::process::ProcessRef;
 use crate::status::{Result, TaskError};
+use crate::undo::CapturePart;
 use crate::{node, paths};
 
 const NODE_LIMIT: Duration = Duration::from_secs(30);
 /// Between two questions whether a capture is durable.
 const POLL: Duration = Duration::from_millis(100);
+/// After runsc's end, for the lander's last packet.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// What a save holds besides memory: the kernel's own state.
 const STATE_BYTES: u64 = 64 << 20;
 /// A hot loop of the guest may add memory between the question and the pause.
@@ -83,18 +87,9 @@ impl Container {
             .await
             .map_err(|e| from_node("thawd will not capture", &self.id, e))?;
         let capture = begun.capture_id.clone();
-        let saved = self.save(&begun).await;
-        match saved {
+        let taken = self.take(&client, &begun).await;
+        let result = match taken {
             Ok(paused) => {
-                let request = v1::CaptureCommitRequest {
-                    capture_id: capture.clone(),
-                    paused_ms: crate::records::millis(paused),
-                    ..v1::CaptureCommitRequest::default()
-                };
-                client
-                    .capture_commit(ttrpc::context::with_duration(NODE_LIMIT), &request)
-                    .await
-                    .map_err(|e| from_node("thawd cannot keep the capture of", &self.id, e))?;
                 tracing::info!(capture, paused_ms = paused.as_millis(), "captured");
                 Ok(Spooled { capture, paused })
             }
@@ -110,7 +105,29 @@ impl Container {
                     None => error,
                 })
             }
-        }
+        };
+        self.note_capture(None)?;
+        result
+    }
+
+    /// From the begun capture until thawd has it in its spool and knows that it is good.
+    async fn take(
+        &self,
+        client: &NodeClient,
+        begun: &v1::CaptureBeginResponse,
+    ) -> Result<Duration> {
+        self.note_capture(Some(&begun.capture_id))?;
+        let paused = self.save(begun).await?;
+        let request = v1::CaptureCommitRequest {
+            capture_id: begun.capture_id.clone(),
+            paused_ms: crate::records::millis(paused),
+            ..v1::CaptureCommitRequest::default()
+        };
+        client
+            .capture_commit(ttrpc::context::with_duration(NODE_LIMIT), &request)
+            .await
+            .map_err(|e| from_node("thawd cannot keep the capture of", &self.id, e))?;
+        Ok(paused)
     }
 
     /// Task.Checkpoint: a capture that is waited for until it is stored, with a note of it in `dir`.
@@ -147,6 +164,15 @@ impl Container {
             self.kill_sandbox().await?;
         }
         Ok(())
+    }
+
+    fn note_capture(&self, capture: Option<&str>) -> Result<()> {
+        self.note(|undo| {
+            undo.capture = capture.map(|id| CapturePart {
+                id: id.to_owned(),
+                node: self.env.config.node_socket(),
+            });
+        })
     }
 
     fn check_capturable(&self) -> Result<()> {
@@ -244,15 +270,27 @@ impl Container {
         let checkpoint = self
             .client
             .checkpoint(&args, Some(config.deadlines.checkpoint()));
-        let mut heard = Heard::default();
-        let saved = {
-            let listening = self.hear(&gate, &mut heard);
-            tokio::select! {
+        let heard = watch::Sender::new(Heard::default());
+        let (saved, paused) = {
+            let mut listening = std::pin::pin!(self.hear(&gate, &heard));
+            let saved = tokio::select! {
                 saved = checkpoint => saved,
-                never = listening => match never {},
+                never = &mut listening => match never {},
+            };
+            let paused = began.elapsed();
+            // What the lander said may still be on its way.
+            let said = async {
+                let mut heard = heard.subscribe();
+                let _ = heard.wait_for(|heard| heard.done()).await;
+            };
+            tokio::select! {
+                () = said => {}
+                () = tokio::time::sleep(LAST_WORDS) => {}
+                never = &mut listening => match never {},
             }
+            (saved, paused)
         };
-        let paused = began.elapsed();
+        let heard = heard.borrow().clone();
         tokio::time::sleep(failpoint::delay("shim.after-checkpoint")).await;
         let _ = std::fs::remove_dir_all(&dir);
         match saved {
@@ -278,7 +316,7 @@ impl Container {
     }
 
     /// Listens to the lander, without end.
-    async fn hear(&self, gate: &Gate, heard: &mut Heard) -> std::convert::Infallible {
+    async fn hear(&self, gate: &Gate, heard: &watch::Sender<Heard>) -> std::convert::Infallible {
         use thaw_proto::gate::FromLander;
         loop {
             let lander: Lander = match gate.accept().await {
@@ -288,15 +326,23 @@ impl Container {
                     std::future::pending().await
                 }
             };
-            heard.landers += 1;
-            heard.lander = ProcessRef::of(lander.pid);
-            if let Err(error) = self.note(|undo| undo.lander = heard.lander) {
+            let process = ProcessRef::of(lander.pid);
+            heard.send_modify(|heard| {
+                heard.landers += 1;
+                heard.lander = process;
+            });
+            if let Err(error) = self.note(|undo| undo.lander = process) {
                 tracing::warn!(%error, "the lander is not noted");
             }
             loop {
                 match lander.receive().await {
-                    Ok(Some(FromLander::Failed { detail, .. })) => heard.failed = Some(detail),
-                    Ok(Some(FromLander::Saved { bytes })) => tracing::debug!(bytes, "saved"),
+                    Ok(Some(FromLander::Failed { detail, .. })) => {
+                        heard.send_modify(|heard| heard.failed = Some(detail));
+                    }
+                    Ok(Some(FromLander::Saved { bytes })) => {
+                        tracing::debug!(bytes, "saved");
+                        heard.send_modify(|heard| heard.saved = true);
+                    }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
                     Err(error) => {
@@ -369,11 +415,18 @@ impl Container {
 }
 
 /// What landers said during a save.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Heard {
     landers: u32,
     lander: Option<ProcessRef>,
+    saved: bool,
     failed: Option<String>,
+}
+
+impl Heard {
+    fn done(&self) -> bool {
+        self.saved || self.failed.is_some()
+    }
 }
 
 fn from_node(attempted: &str, id: &str, error: ttrpc::Error) -> TaskError {

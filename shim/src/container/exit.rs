@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime};
 use containerd_shim_protos::events::task::{TaskExit, TaskOOM};
 use nix::sys::signal::Signal;
 use protobuf::MessageField;
+use thaw_runsc::control::ControlError;
 
 use super::{Container, ExitInfo, Phase, stats};
 use crate::node;
@@ -17,6 +18,8 @@ use crate::order::Step;
 use crate::publisher::timestamp;
 use crate::reaper;
 
+/// The control socket of a sandbox that is gone is closed, so this is hardly ever waited for.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 /// A sandbox whose program has ended is gone within 0.1 s.
 const LINGER: Duration = Duration::from_secs(5);
 /// Execs end with the sandbox; those that do not are ended.
@@ -48,14 +51,18 @@ impl Container {
                 return;
             };
             let control = container.control();
+            let mut telling = std::pin::pin!(control.wait(&container.id));
             let told = tokio::select! {
                 biased;
-                told = control.wait(&container.id) => told.ok().map(|status| (status.code(), SystemTime::now())),
-                ended = exit.wait() => Some((code(ended), ended.at)),
+                told = &mut telling => told,
+                // What the sandbox said last may still be on its way.
+                _ = exit.wait() => tokio::time::timeout(LAST_WORDS, telling)
+                    .await
+                    .unwrap_or(Err(ControlError::HungUp { method: "Wait" })),
             };
             let (status, at) = match told {
-                Some(told) => told,
-                None => {
+                Ok(status) => (status.code(), SystemTime::now()),
+                Err(_) => {
                     let ended = exit.wait().await;
                     (code(ended), ended.at)
                 }

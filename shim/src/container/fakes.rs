@@ -183,8 +183,6 @@ impl FakeRunsc {
         match script {
             Script::Good => {
                 lander.say(&FromLander::Saved { bytes: 1 });
-                // Until the shim has read it: a real save takes longer than a packet.
-                tokio::task::yield_now().await;
                 Ok(())
             }
             _ => {
@@ -192,7 +190,6 @@ impl FakeRunsc {
                     reason: Reason::StoreUnreachable,
                     detail: "the spool is full".into(),
                 });
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
                 Err("checkpoint failed: write: broken pipe".to_owned())
             }
         }
@@ -263,14 +260,16 @@ impl Spawner for FakeChildren {
         }
         self.0.verbs.lock().unwrap().push(verb.clone());
         let log = options["log"].clone();
-        let running = self
-            .0
-            .clone()
-            .run(verb.clone(), options, args.last().unwrap().clone());
+        // Of its own, as a process is: whether somebody waits for it makes no difference to it.
+        let running = tokio::spawn(self.0.clone().run(
+            verb.clone(),
+            options,
+            args.last().unwrap().clone(),
+        ));
         Ok(Spawned {
             pid: FIRST_PID.cast_unsigned() - 1,
             exit: Box::pin(async move {
-                Ok(match running.await {
+                Ok(match running.await.unwrap() {
                     Ok(()) => ExitStatus::from_raw(0),
                     Err(text) => {
                         let entry = json!({"level": "error", "msg": text});

@@ -285,6 +285,10 @@ impl Container {
             Phase::Stopped | Phase::Deleted => Err(finished(&self.id)),
             // A paused kernel delivers nothing, and nothing has run in a created one.
             Phase::Paused | Phase::Created if signal == SIGKILL => self.kill_sandbox().await,
+            // So is one that is being saved.
+            Phase::Running if signal == SIGKILL && self.lock().capturing => {
+                self.kill_sandbox().await
+            }
             _ => {
                 let delivery = if all {
                     Delivery::All

@@ -70,7 +70,7 @@ impl Container {
                 self.change_phase(Phase::Starting, Phase::Running);
                 self.watch_running();
                 if let Err(error) = self.io.begin_input() {
-                    tracing::error!(%error, "standard input does not flow");
+                    tracing::warn!(%error, "standard input does not flow");
                 }
                 self.apply_oom_score();
                 self.keep_record(record, explain);

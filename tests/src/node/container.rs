@@ -125,7 +125,7 @@ impl Container {
     }
 
     /// Arguments of `ctr` after `run`, without those that say how to attach.
-    pub(super) fn run_arguments(&self) -> Vec<String> {
+    pub fn run_arguments(&self) -> Vec<String> {
         let mut line = vec![format!("--runtime={}", self.runtime)];
         for variable in &self.env {
             line.push(format!("--env={variable}"));

@@ -306,9 +306,15 @@ disabled_plugins = [
 
     /// Runs `thaw` with these arguments to its end.
     pub fn thaw(&self, arguments: &[&str]) -> Result<Output, NodeError> {
+        Ok(command::run(&mut self.thaw_command(arguments), LIMIT)?)
+    }
+
+    /// `thaw` with these arguments, to be started by the caller.
+    pub fn thaw_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.files.bin().join("thaw"));
         self.environment(&mut command);
-        Ok(command::run(command.args(arguments), LIMIT)?)
+        command.args(arguments);
+        command
     }
 
     /// Imports an image.

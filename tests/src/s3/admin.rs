@@ -89,7 +89,7 @@ fn flip(shared: &Shared, key: &str, offset: u64) -> Result<(), String> {
         .get(key)
         .map_err(|e| e.to_string())?
         .ok_or_else(|| format!("there is no object {key:?}"))?;
-    let mut data = object.data.to_vec();
+    let mut data = object.data().map_err(|e| e.to_string())?.to_vec();
     let size = data.len();
     let byte = data
         .get_mut(offset as usize)

@@ -2,7 +2,9 @@
 //! outside.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -13,17 +15,58 @@ use thiserror::Error;
 /// One stored object.
 #[derive(Debug, Clone)]
 pub struct Object {
-    /// Content.
-    pub data: Bytes,
+    /// Bytes.
+    pub size: u64,
     /// When it was stored.
     pub modified: SystemTime,
+    /// The entity tag, quoted as in the header.
+    pub etag: String,
+    content: Content,
+}
+
+#[derive(Debug, Clone)]
+enum Content {
+    Memory(Bytes),
+    File { key: String, path: PathBuf },
 }
 
 impl Object {
-    /// The entity tag, quoted as in the header.
-    pub fn etag(&self) -> String {
-        format!("\"{}\"", &blake3::hash(&self.data).to_hex()[..32])
+    fn memory(data: Bytes) -> Object {
+        Object {
+            size: data.len() as u64,
+            modified: SystemTime::now(),
+            etag: etag_of(&data),
+            content: Content::Memory(data),
+        }
     }
+
+    /// Bytes from `start` to `end`, which must not lie beyond the object's end.
+    pub fn read(&self, start: u64, end: u64) -> Result<Bytes, BackendError> {
+        match &self.content {
+            Content::Memory(data) => Ok(data.slice(start as usize..end as usize)),
+            Content::File { key, path } => {
+                let mut data = vec![0; (end - start) as usize];
+                File::open(path)
+                    .and_then(|file| file.read_exact_at(&mut data, start))
+                    .map_err(|source| BackendError::Io {
+                        key: key.clone(),
+                        path: path.clone(),
+                        source,
+                    })?;
+                Ok(data.into())
+            }
+        }
+    }
+
+    /// The whole content.
+    pub fn data(&self) -> Result<Bytes, BackendError> {
+        self.read(0, self.size)
+    }
+}
+
+/// The entity tag of an object kept in memory, and of one just written.
+pub(super) fn etag_of(data: &[u8]) -> String {
+    format!("\"{}\"", &blake3::hash(data).to_hex()[..32])
 }
 
 /// Why an object cannot be kept or read.
@@ -69,10 +112,20 @@ impl Backend {
             Backend::Memory(objects) => Ok(lock(objects).get(key).cloned()),
             Backend::Directory(dir) => {
                 let path = file_of(dir, key)?;
+                // Hashing a large object for each ranged read would cost more than the read.
                 let read = || -> io::Result<Object> {
+                    let meta = std::fs::metadata(&path)?;
+                    if !meta.is_file() {
+                        return Err(io::ErrorKind::NotFound.into());
+                    }
                     Ok(Object {
-                        data: std::fs::read(&path)?.into(),
-                        modified: std::fs::metadata(&path)?.modified()?,
+                        size: meta.len(),
+                        modified: meta.modified()?,
+                        etag: format!("\"{:x}-{:x}\"", meta.mtime_nsec(), meta.ino()),
+                        content: Content::File {
+                            key: key.to_owned(),
+                            path: path.clone(),
+                        },
                     })
                 };
                 match read() {
@@ -92,13 +145,7 @@ impl Backend {
     pub fn put(&self, key: &str, data: Bytes) -> Result<(), BackendError> {
         match self {
             Backend::Memory(objects) => {
-                lock(objects).insert(
-                    key.to_owned(),
-                    Object {
-                        data,
-                        modified: SystemTime::now(),
-                    },
-                );
+                lock(objects).insert(key.to_owned(), Object::memory(data));
                 Ok(())
             }
             Backend::Directory(dir) => {
@@ -233,7 +280,9 @@ mod tests {
             backend.put("b/a/2", Bytes::from_static(b"two")).unwrap();
             backend.put("b/c", Bytes::from_static(b"three")).unwrap();
             backend.put("b/c", Bytes::from_static(b"four")).unwrap();
-            assert_eq!(backend.get("b/c").unwrap().unwrap().data, "four");
+            assert_eq!(backend.get("b/c").unwrap().unwrap().data().unwrap(), "four");
+            let object = backend.get("b/a/2").unwrap().unwrap();
+            assert_eq!((object.size, object.read(1, 3).unwrap()), (3, "wo".into()));
             assert!(backend.get("b/a").unwrap().is_none());
             assert_eq!(backend.keys("b/a/").unwrap(), ["b/a/1", "b/a/2"]);
             assert_eq!(backend.keys("b/").unwrap(), ["b/a/1", "b/a/2", "b/c"]);

@@ -68,8 +68,8 @@ pub(super) fn list(backend: &Backend, request: &Request) -> Result<Reply, Backen
         document += "<Contents>";
         document += &xml::element("Key", key);
         document += &xml::element("LastModified", &clock::iso_date(object.modified));
-        document += &xml::element("ETag", &object.etag());
-        document += &xml::element("Size", &object.data.len().to_string());
+        document += &xml::element("ETag", &object.etag);
+        document += &xml::element("Size", &object.size.to_string());
         document += &xml::element("StorageClass", "STANDARD");
         document += "</Contents>";
     }

@@ -1,9 +1,8 @@
 //! What each S3 request does.
 
-use bytes::Bytes;
 use hyper::{Method, StatusCode};
 
-use super::backend::{Backend, BackendError, Object};
+use super::backend::{Backend, BackendError, Object, etag_of};
 use super::multipart::Uploads;
 use super::reply::Reply;
 use super::request::{Request, parse_range};
@@ -94,20 +93,20 @@ impl Objects {
                 &request.key,
             ));
         };
-        let etag = object.etag();
+        let etag = &object.etag;
         if request
             .header("if-match")
-            .is_some_and(|wanted| wanted != "*" && wanted != etag)
+            .is_some_and(|wanted| wanted != "*" && wanted != *etag)
         {
             return Ok(precondition_failed(request));
         }
         if request
             .header("if-none-match")
-            .is_some_and(|known| known == "*" || known == etag)
+            .is_some_and(|known| known == "*" || known == *etag)
         {
-            return Ok(Reply::empty(StatusCode::NOT_MODIFIED).header("etag", etag));
+            return Ok(Reply::empty(StatusCode::NOT_MODIFIED).header("etag", etag.as_str()));
         }
-        let size = object.data.len() as u64;
+        let size = object.size;
         let range = match request
             .header("range")
             .map(|range| parse_range(range, size))
@@ -124,7 +123,7 @@ impl Objects {
             Some(Ok(range)) => range,
             None => None,
         };
-        Ok(found(request, &object, range))
+        found(request, &object, range)
     }
 
     fn put(&self, request: &Request) -> Result<Reply, BackendError> {
@@ -139,14 +138,23 @@ impl Objects {
             };
             let document = format!(
                 "<?xml version=\"1.0\" encoding=\"UTF-8\"?><CopyObjectResult>{}{}</CopyObjectResult>",
-                xml::element("ETag", &object.etag()),
+                xml::element("ETag", &object.etag),
                 xml::element("LastModified", &clock::iso_date(object.modified))
             );
-            self.backend.put(&subject, object.data)?;
+            self.backend.put(&subject, object.data()?)?;
             return Ok(Reply::xml(StatusCode::OK, document));
         }
         self.backend.put(&subject, request.body.clone())?;
-        Ok(Reply::empty(StatusCode::OK).header("etag", etag_of(&request.body)))
+        let etag = self.etag(&subject)?;
+        Ok(Reply::empty(StatusCode::OK).header("etag", etag))
+    }
+
+    /// The tag that the next read of an object just written will show.
+    fn etag(&self, subject: &str) -> Result<String, BackendError> {
+        Ok(self
+            .backend
+            .get(subject)?
+            .map_or_else(String::new, |object| object.etag))
     }
 
     /// `If-None-Match: *` and `If-Match` of a write.
@@ -158,7 +166,7 @@ impl Objects {
         }
         let now = self.backend.get(&request.subject())?;
         let refused = (create && now.is_some())
-            || update.is_some_and(|etag| now.is_none_or(|object| object.etag() != etag));
+            || update.is_some_and(|etag| now.is_none_or(|object| object.etag != etag));
         Ok(refused.then(|| precondition_failed(request)))
     }
 
@@ -185,8 +193,8 @@ impl Objects {
         if let Some(reply) = self.refuse_write(request)? {
             return Ok(reply);
         }
-        let etag = etag_of(&data);
         self.backend.put(&request.subject(), data)?;
+        let etag = self.etag(&request.subject())?;
         self.uploads.end(id);
         let document = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?><CompleteMultipartUploadResult>{}{}{}\
@@ -209,14 +217,18 @@ impl Objects {
     }
 }
 
-fn found(request: &Request, object: &Object, range: Option<(u64, u64)>) -> Reply {
-    let size = object.data.len() as u64;
+fn found(
+    request: &Request,
+    object: &Object,
+    range: Option<(u64, u64)>,
+) -> Result<Reply, BackendError> {
+    let size = object.size;
     let (status, start, end) = match range {
         Some((start, end)) => (StatusCode::PARTIAL_CONTENT, start, end),
         None => (StatusCode::OK, 0, size),
     };
     let mut reply = Reply::empty(status)
-        .header("etag", object.etag())
+        .header("etag", object.etag.clone())
         .header("last-modified", clock::http_date(object.modified))
         .header("accept-ranges", "bytes");
     if range.is_some() {
@@ -225,13 +237,9 @@ fn found(request: &Request, object: &Object, range: Option<(u64, u64)>) -> Reply
     if request.method == Method::HEAD {
         reply.length = Some(end - start);
     } else {
-        reply.body = object.data.slice(start as usize..end as usize);
+        reply.body = object.read(start, end)?;
     }
-    reply
-}
-
-fn etag_of(data: &Bytes) -> String {
-    format!("\"{}\"", &blake3::hash(data).to_hex()[..32])
+    Ok(reply)
 }
 
 fn no_upload(request: &Request) -> Reply {
