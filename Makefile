@@ -4,7 +4,7 @@ TARGET := x86_64-unknown-linux-gnu
 RELEASE := target/$(TARGET)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint tools release clean
+.PHONY: help demo test lint bench tools release clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,11 @@ demo: ## A Python service started normally, captured, restored, and refused for 
 
 test: ## All checks and test suites, a time for each and one summary
 	@tools/test.sh
+
+bench: ## Measures; ROW=start or ROW=capture for one row, REPEAT=n for more repetitions
+	@tools/install.sh packages runsc containerd python-rootfs
+	@tools/release.sh -p thaw-testkit -p thaw-bench
+	@$(RELEASE)/thaw-bench --binaries $(RELEASE) $(if $(ROW),--row $(ROW)) $(if $(REPEAT),--repeat $(REPEAT))
 
 lint: ## Formatting, clippy, documentation, dependencies
 	@tools/test.sh format clippy docs deny

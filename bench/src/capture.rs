@@ -30,22 +30,25 @@ pub(crate) fn measure(world: &mut World, results: &Results, repeat: usize) -> an
         pauses.push(captured["paused_ms"].as_f64().context("no paused_ms")?);
     }
     world.stop(guest)?;
-    results.add("capture-pause", &pauses, &plain, "ms", "runsc checkpoint --leave-running")?;
+    results.add(
+        "capture-pause",
+        &pauses,
+        &plain,
+        "ms",
+        "runsc checkpoint --leave-running",
+    )?;
     results.add("capture-charge", &charges, &[CHARGE_BOUND], "MiB", "bound")
 }
 
 fn usage(cgroup: &Path) -> anyhow::Result<f64> {
     let file: PathBuf = cgroup.join("memory.usage_in_bytes");
-    let text =
-        std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = std::fs::read_to_string(&file)
+        .with_context(|| format!("cannot read {}", file.display()))?;
     Ok(text.trim().parse()?)
 }
 
 /// Runs a job and returns the highest charge seen meanwhile, bytes.
-fn watching<T>(
-    cgroup: &Path,
-    job: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<(T, f64)> {
+fn watching<T>(cgroup: &Path, job: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, f64)> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {

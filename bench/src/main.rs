@@ -54,7 +54,10 @@ fn bench(arguments: &Arguments) -> anyhow::Result<()> {
         !chosen.is_empty(),
         "there is no row {:?}; there are {}",
         arguments.row.as_deref().unwrap_or_default(),
-        ROWS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+        ROWS.iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", ")
     );
     let results = Results::new(&arguments.results)?;
     let mut world = World::new(&arguments.binaries)?;

@@ -32,6 +32,18 @@ pub(crate) fn measure(world: &mut World, results: &Results, repeat: usize) -> an
         empty.push(start(world, "empty", "require", Outcome::Restored)?);
         warm.push(start(world, "warm", "require", Outcome::Restored)?);
     }
-    results.add("1-start-empty-cache", &empty, &normal, "ms", "normal start, same shim")?;
-    results.add("1b-start-warm-cache", &warm, &normal, "ms", "normal start, same shim")
+    results.add(
+        "1-start-empty-cache",
+        &empty,
+        &normal,
+        "ms",
+        "normal start, same shim",
+    )?;
+    results.add(
+        "1b-start-warm-cache",
+        &warm,
+        &normal,
+        "ms",
+        "normal start, same shim",
+    )
 }

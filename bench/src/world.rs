@@ -76,7 +76,11 @@ impl World {
         mode: &str,
         correct: impl Fn(&str) -> bool + Send,
     ) -> anyhow::Result<Started> {
-        self.start(Container::new(id, PYTHON).snapshot(mode), "/report?key=7", correct)
+        self.start(
+            Container::new(id, PYTHON).snapshot(mode),
+            "/report?key=7",
+            correct,
+        )
     }
 
     pub(crate) fn start_guest(&self, id: &str, mib: usize) -> anyhow::Result<Started> {
@@ -97,7 +101,7 @@ impl World {
         let began = Instant::now();
         self.node.run(&container)?.success()?;
         let (answer, at) = cable
-            .first_response(PORT, path, PATIENCE, |answer| correct(&answer.text()))?
+            .first_response(PORT, path, PATIENCE, move |answer| correct(&answer.text()))?
             .map_err(|e| anyhow!("container {id}: {e}"))?;
         Ok(Started {
             first_response_ms: (at - began).as_secs_f64() * 1e3,

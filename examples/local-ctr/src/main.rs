@@ -3,7 +3,6 @@
 
 mod report;
 mod steps;
-mod store;
 mod world;
 
 use std::path::PathBuf;

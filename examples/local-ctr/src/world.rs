@@ -8,20 +8,22 @@ use thaw_proto::StartRecord;
 use thaw_testkit::image;
 use thaw_testkit::netns::Cable;
 use thaw_testkit::node::{Container, NodeOptions, Settings, TestNode};
+use thaw_testkit::s3::StoreProcess;
 use thaw_testkit::tools::{self, Product, Tools};
-
-use crate::store::Store;
 
 const IMAGE: &str = "thaw.dev/demo/report:1";
 const SERVICE: &str = include_str!("../service.py");
 const PORT: u16 = 8000;
+const BUCKET: &str = "demo";
+/// A store in the same region answers after a few milliseconds.
+const LATENCY_MS: &str = "5";
 const PATH: &str = "/report?key=7";
 /// How long a start may take to its first response, and a restore to its last page.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct World {
     node: TestNode,
-    store: Store,
+    store: StoreProcess,
 }
 
 /// One started container.
@@ -46,8 +48,13 @@ impl World {
             settings: Settings::default(),
         })?;
         let store = node.install(&binaries.join("thaw-s3"))?;
-        let store = Store::start(&store, &node.files().top().join("store"))?;
-        node.settings().s3(&store.endpoint(), Store::BUCKET);
+        let store = StoreProcess::start(
+            &store,
+            &node.files().top().join("store"),
+            &["--latency-ms", LATENCY_MS],
+        )
+        .with_context(|| format!("cannot start {}", store.display()))?;
+        node.settings().s3(&store.endpoint(), BUCKET);
         node.write_settings()?;
         println!(
             "[demo] containerd and a store are up, both private to {} ({} ms)",
@@ -150,7 +157,7 @@ impl World {
         let packs = self
             .store
             .admin()
-            .keys(&format!("{}/", Store::BUCKET))?
+            .keys(&format!("{}/", BUCKET))?
             .into_iter()
             .filter(|key| key.contains("/packs/"))
             .map(|key| Ok((std::fs::metadata(dir.join(&key))?.len(), key)))

@@ -13,6 +13,7 @@ mod journal;
 mod list;
 mod multipart;
 mod objects;
+mod process;
 mod reply;
 mod request;
 mod server;
@@ -23,6 +24,7 @@ pub use admin::Admin;
 pub use backend::{Backend, BackendError, Object};
 pub use fault::{Fault, FaultRule};
 pub use journal::{Entry, Journal, Totals, key_class};
+pub use process::StoreProcess;
 pub use server::{S3Options, S3Server};
 pub use shape::{Latency, Shape};
 
