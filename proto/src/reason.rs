@@ -143,4 +143,18 @@ mod tests {
         }
         assert!("snapshot-unknown".parse::<Reason>().is_err());
     }
+
+    #[test]
+    fn every_reason_has_an_entry_in_the_documentation_and_no_other() {
+        let text = include_str!("../../docs/troubleshooting.md");
+        let entries: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("## "))
+            .collect();
+        let codes: Vec<&str> = Reason::ALL.iter().map(|reason| reason.code()).collect();
+        for code in &codes {
+            assert!(entries.contains(code), "no entry for {code}");
+        }
+        assert_eq!(entries.len(), codes.len(), "{entries:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Questions to thawd, each with its deadline and with what an absent or slow thawd means.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use protobuf::MessageField;
@@ -118,6 +119,17 @@ pub(crate) async fn connect(config: &Config) -> Result<NodeClient, ClientError> 
         limit: config.deadlines.daemon_start(),
     })
     .await
+}
+
+/// Starts thawd again whenever it is gone. For as long as a lander needs it; never returns.
+pub(crate) async fn keep_running(env: Arc<Env>) {
+    const PERIOD: Duration = Duration::from_secs(1);
+    loop {
+        tokio::time::sleep(PERIOD).await;
+        if let Err(error) = connect(&env.config).await {
+            tracing::warn!(%error, "a restore waits for thawd");
+        }
+    }
 }
 
 /// A program of Thaw's beside this one; a bare name, to be found in PATH, if this one's place is not known.

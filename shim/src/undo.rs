@@ -17,8 +17,8 @@ use thaw_proto::client::connect_node;
 use thaw_proto::v1;
 use thaw_runsc::command::Runsc;
 use thaw_runsc::error::Failure;
-use thaw_runsc::state::{Record, live_sandboxes};
-use thaw_runsc::{RunscClient, Spawner, TokioSpawner, spec};
+use thaw_runsc::state::Record;
+use thaw_runsc::{RunscClient, Spawner, TokioSpawner};
 
 use crate::bootstrap::{self, BootstrapError};
 use crate::netns::NetworkState;
@@ -30,6 +30,9 @@ use crate::rootfs;
 const KILL_LIMIT: Duration = Duration::from_millis(1500);
 const DELETE_LIMIT: Duration = Duration::from_millis(2000);
 const ABORT_LIMIT: Duration = Duration::from_millis(500);
+/// gVisor's name for the file in the root that backs what is written there, with the sandbox's id behind it (gVisor
+/// `runsc/boot/gofer_conf.go`).
+const FILESTORE_PREFIX: &str = ".gvisor.filestore.";
 /// Exit status of a container whose shim is gone.
 const KILLED: u32 = 137;
 
@@ -160,12 +163,17 @@ impl UndoState {
         }
     }
 
-    /// Removes filestores that dead sandboxes left where this container's root is.
+    /// Removes the filestore that this container's sandbox, which must be gone, left where the container's root is.
     pub(crate) fn remove_filestores(&self) -> Result<(), String> {
-        let live = live_sandboxes(&self.runsc.root).map_err(|e| e.to_string())?;
-        for dir in self.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
-            spec::remove_leftover_filestores(dir, &live)
-                .map_err(|e| format!("cannot remove filestores from {}: {e}", dir.display()))?;
+        let name = format!("{FILESTORE_PREFIX}{}", thaw_runsc::id::to_runsc(&self.id));
+        for dir in &self.filestore_dirs {
+            let path = dir.join(&name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(format!("cannot remove filestore {}: {error}", path.display()));
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
@@ -329,12 +337,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         std::fs::write(&socket, "").unwrap();
+        let filestore = dir.path().join(".gvisor.filestore.c+");
+        let other = dir.path().join(".gvisor.filestore.d+");
+        std::fs::write(&filestore, "").unwrap();
+        std::fs::write(&other, "").unwrap();
         let trial = dir.path().join("trial");
         std::fs::create_dir(&trial).unwrap();
         std::fs::write(trial.join("file"), "").unwrap();
         let state = UndoState {
             id: "c".into(),
             rootfs: Some(dir.path().join("rootfs")),
+            filestore_dirs: vec![dir.path().to_owned(), dir.path().join("missing")],
             paths: vec![socket.clone(), trial.clone()],
             ..UndoState::default()
         };
@@ -343,5 +356,6 @@ mod tests {
             assert_eq!(state.undo(&client, KILL_LIMIT).await, Vec::<String>::new());
         }
         assert!(!socket.exists() && !trial.exists());
+        assert!(!filestore.exists() && other.exists());
     }
 }

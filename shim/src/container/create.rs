@@ -228,8 +228,17 @@ impl Plan {
 
     /// Filestores of sandboxes that are gone make gVisor refuse the next start of the same id.
     fn remove_leftovers(&self) -> Result<()> {
-        let live =
-            live_sandboxes(&self.runsc.root).map_err(TaskError::io("cannot list sandboxes"))?;
+        self.undo
+            .remove_filestores()
+            .map_err(TaskError::Internal)?;
+        let live = match live_sandboxes(&self.runsc.root) {
+            Ok(live) => live,
+            // Another container's record is just being written. Of this one's filestores none is left.
+            Err(error) => {
+                tracing::debug!(%error, "cannot tell which sandboxes live");
+                return Ok(());
+            }
+        };
         for dir in self.undo.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
             let removed = spec::remove_leftover_filestores(dir, &live).map_err(TaskError::io(
                 format!("cannot remove leftover filestores from {}", dir.display()),

@@ -57,7 +57,8 @@ impl Container {
             lookup_ms: lookup.as_ref().map(|lookup| records::millis(lookup.took)),
             failed_trial_ms: None,
         };
-        let outcome = self.run(decision, &mut record).await;
+        let lookup_id = lookup.as_ref().map_or("", |lookup| &lookup.id);
+        let outcome = self.run(decision, lookup_id, &mut record).await;
         record.start_ms = records::millis(began.elapsed());
         let explain = lookup.map(|lookup| lookup.id).filter(|id| {
             // A trial's failure says more than a comparison would.
@@ -128,8 +129,13 @@ impl Container {
     }
 
     /// Does what was decided and writes into the record how it went.
-    async fn run(self: &Arc<Self>, decision: Decision, record: &mut StartRecord) -> Result<()> {
-        let miss = match decision {
+    async fn run(
+        self: &Arc<Self>,
+        decision: Decision,
+        lookup_id: &str,
+        record: &mut StartRecord,
+    ) -> Result<()> {
+        let mut miss = match decision {
             Decision::Cold(miss) => miss,
             Decision::Try(found) => {
                 record.snapshot = Some(found.snapshot.clone());
@@ -176,6 +182,14 @@ impl Container {
             }
         };
         let tried = record.failed_trial_ms.is_some();
+        // Nothing will run, so there is time to say it exactly.
+        if self.settings.mode == Mode::Require && !tried && !lookup_id.is_empty() {
+            let explained = node::explain(&self.env, lookup_id);
+            let limit = self.env.config.deadlines.lookup();
+            if let Ok(Some(explained)) = tokio::time::timeout(limit, explained).await {
+                miss = explained;
+            }
+        }
         record.reason = Some(miss.reason);
         record.detail = miss.detail.clone();
         record.differences = miss.differences;

@@ -17,10 +17,11 @@ use thaw_runsc::command::Restore;
 use thaw_runsc::error::{Failure, Refusal};
 use thaw_runsc::spawn::Streams;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{Container, KILL_LIMIT};
 use crate::gate::{Gate, Lander};
-use crate::node::{Found, Miss};
+use crate::node::{self, Found, Miss};
 use crate::paths;
 use crate::process::ProcessRef;
 
@@ -101,6 +102,8 @@ enum BeforeGo {
 async fn attempt(container: &Arc<Container>, gate: &Gate, dir: &Path) -> TrialEnd {
     let deadline = Instant::now() + container.env.config.deadlines.trial();
     tokio::time::sleep(failpoint::delay("shim.before-restore")).await;
+    // The lander cannot start another thawd: it is in the container's cgroup.
+    let keeper = AbortOnDropHandle::new(tokio::spawn(node::keep_running(container.env.clone())));
     let args = Restore {
         id: container.id.clone(),
         image_path: dir.to_owned(),
@@ -165,7 +168,7 @@ async fn attempt(container: &Arc<Container>, gate: &Gate, dir: &Path) -> TrialEn
     let end = after_go(container, &lander, restore).await;
     if matches!(end, TrialEnd::Restored) {
         // Its later words are for the log only.
-        tokio::spawn(listen(lander));
+        tokio::spawn(listen(lander, keeper));
     }
     end
 }
@@ -239,6 +242,7 @@ async fn after_go(
     lander: &Lander,
     mut restore: impl Future<Output = Result<(), RunscError>> + Unpin,
 ) -> TrialEnd {
+    let mut cause = None;
     let lost = loop {
         tokio::select! {
             biased;
@@ -253,12 +257,24 @@ async fn after_go(
                 };
             }
             packet = lander.receive() => match packet {
-                Ok(Some(FromLander::Failed { reason, detail })) => break format!("{reason}: {detail}"),
+                Ok(Some(FromLander::Failed { reason, detail })) => {
+                    cause = Some(Miss::new(reason, detail));
+                }
+                // The failure was on its way when go was said: the gate was shut before and stays shut.
+                Ok(Some(FromLander::Aborted)) => {
+                    return TrialEnd::Failed(cause.unwrap_or_else(|| {
+                        Miss::new(Reason::RunscRefused, "the lander had given up before it was told to go")
+                    }));
+                }
                 Ok(Some(_)) => {}
                 Ok(None) => break "the lander went away".to_owned(),
                 Err(error) => break format!("the lander is not understood: {error}"),
             },
         }
+    };
+    let lost = match cause {
+        Some(miss) => format!("{}: {}", miss.reason, miss.detail.unwrap_or_default()),
+        None => lost,
     };
     // What runsc says now decides whether the program can have begun.
     match tokio::time::timeout(LOST_LIMIT, &mut restore).await {
@@ -291,7 +307,8 @@ async fn abort(lander: &Lander) {
     }
 }
 
-async fn listen(lander: Lander) {
+/// Until the lander ends, and so does the care for its thawd.
+async fn listen(lander: Lander, _keeper: AbortOnDropHandle<()>) {
     loop {
         match lander.receive().await {
             Ok(Some(FromLander::Landed)) => tracing::info!("all pages are loaded"),
