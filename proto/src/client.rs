@@ -169,8 +169,9 @@ async fn connect(socket: &Path) -> Result<ttrpc::asynchronous::Client, ClientErr
 async fn answers(socket: &Path) -> Option<NodeClient> {
     let client = connect_node(socket).await.ok()?;
     let context = ttrpc::context::with_duration(CONNECT_LIMIT);
+    // The one call that needs neither the store nor containerd: how those are is not the question.
     client
-        .status(context, &v1::StatusRequest::new())
+        .restore_stats(context, &v1::RestoreStatsRequest::new())
         .await
         .ok()?;
     Some(client)
@@ -278,15 +279,12 @@ mod tests {
 
     #[async_trait]
     impl v1::rpc::Node for Thawd {
-        async fn status(
+        async fn restore_stats(
             &self,
             _: &TtrpcContext,
-            _: v1::StatusRequest,
-        ) -> ttrpc::Result<v1::StatusResponse> {
-            Ok(v1::StatusResponse {
-                pid: std::process::id(),
-                ..Default::default()
-            })
+            _: v1::RestoreStatsRequest,
+        ) -> ttrpc::Result<v1::RestoreStatsResponse> {
+            Ok(v1::RestoreStatsResponse::new())
         }
     }
 

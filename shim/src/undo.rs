@@ -31,7 +31,7 @@ const KILL_LIMIT: Duration = Duration::from_millis(1500);
 const DELETE_LIMIT: Duration = Duration::from_millis(2000);
 const ABORT_LIMIT: Duration = Duration::from_millis(500);
 /// gVisor's name for the file in the root that backs what is written there, with the sandbox's id behind it (gVisor
-/// `runsc/boot/gofer_conf.go`).
+/// `pkg/fsutil/fsutil.go`).
 const FILESTORE_PREFIX: &str = ".gvisor.filestore.";
 /// Exit status of a container whose shim is gone.
 const KILLED: u32 = 137;
@@ -170,7 +170,10 @@ impl UndoState {
             let path = dir.join(&name);
             match std::fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(format!("cannot remove filestore {}: {error}", path.display()));
+                    return Err(format!(
+                        "cannot remove filestore {}: {error}",
+                        path.display()
+                    ));
                 }
                 _ => {}
             }

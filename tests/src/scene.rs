@@ -127,6 +127,9 @@ impl Scene {
         match kind {
             StoreKind::Directory => {
                 let dir = self.store_dir();
+                // A configured directory that is missing is a store that is not mounted.
+                fs::create_dir(&dir)
+                    .unwrap_or_else(|e| panic!("cannot create {}: {e}", dir.display()));
                 self.node.settings().directory(&dir);
             }
             StoreKind::S3 { ms } => {

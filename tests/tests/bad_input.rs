@@ -214,7 +214,7 @@ fn no_room_in_the_store() {
     let mut scene = Scene::new(StoreKind::Directory);
     let dir = scene.node.files().scratch().join("store");
     let full = Full::new(&dir, "4m");
-    scene.node.settings().directory(&dir.join("objects"));
+    scene.node.settings().directory(&dir);
     scene.apply_settings();
     let guest = scene.start("c");
     let hash = guest.hash();

@@ -228,9 +228,7 @@ impl Plan {
 
     /// Filestores of sandboxes that are gone make gVisor refuse the next start of the same id.
     fn remove_leftovers(&self) -> Result<()> {
-        self.undo
-            .remove_filestores()
-            .map_err(TaskError::Internal)?;
+        self.undo.remove_filestores().map_err(TaskError::Internal)?;
         let live = match live_sandboxes(&self.runsc.root) {
             Ok(live) => live,
             // Another container's record is just being written. Of this one's filestores none is left.

@@ -143,7 +143,7 @@ async fn what_must_be_restored_and_cannot_be_is_refused_and_can_be_deleted() {
             Script::Fails(Reason::SnapshotCorrupt),
             Reason::SnapshotCorrupt,
         ),
-        (false, Script::Good, Reason::NoSnapshot),
+        (false, Script::Good, Reason::SpecDiffers),
     ] {
         let world = World::new(matches, script).await;
         let container = world.create("require").await.unwrap();

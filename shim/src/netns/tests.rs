@@ -81,6 +81,8 @@ fn shown() -> BTreeSet<String> {
         text.lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
             .map(|line| line.replace(" nodad", ""))
+            // The kernel's own entry for an IPv6 address comes a moment after the address.
+            .filter(|line| !(line.starts_with("local ") && line.contains(':')))
             .collect::<Vec<_>>()
     })
     .collect()
