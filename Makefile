@@ -1,7 +1,7 @@
 # `make` alone lists what there is.
 
 TARGET := x86_64-unknown-linux-gnu
-RELEASE := target/$(TARGET)/release
+RELEASE := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench tools release clean

@@ -105,16 +105,20 @@ impl Record {
     }
 }
 
-/// containerd's ids of the sandboxes under this root whose process lives.
+/// containerd's ids of the sandboxes under this root whose process lives. One whose record cannot be read, because it is
+/// just being written, counts as living.
 pub fn live_sandboxes(root: &Path) -> Result<BTreeSet<String>, StateError> {
     let mut live = BTreeSet::new();
     for place in records(root)? {
         if live.contains(&place.sandbox) {
             continue;
         }
-        if let Some(record) = read(&place.path)?
-            && is_sandbox(record.sandbox.pid, &record.sandbox.id)
-        {
+        let lives = match read(&place.path) {
+            Ok(Some(record)) => is_sandbox(record.sandbox.pid, &record.sandbox.id),
+            Ok(None) => false,
+            Err(_) => true,
+        };
+        if lives {
             live.insert(place.sandbox);
         }
     }

@@ -9,8 +9,6 @@ use thaw_config::Config;
 use thaw_proto::client::{ClientError, Launch, NodeClient, ensure_node};
 use thaw_proto::record::FieldDifference;
 use thaw_proto::{Reason, StartRecord, v1};
-use thaw_runsc::command::Runsc;
-use thaw_runsc::probe::RuntimeProbe;
 
 use crate::env::Env;
 
@@ -81,22 +79,6 @@ pub(crate) fn container_ref(env: &Env, id: &str) -> MessageField<v1::ContainerRe
         containerd_namespace: env.namespace.clone(),
         id: id.to_owned(),
         ..v1::ContainerRef::default()
-    })
-}
-
-/// The facts that belong to a snapshot's key. Defaults are those that runsc documents for its flags.
-pub(crate) fn facts(runsc: &Runsc, probe: &RuntimeProbe) -> MessageField<v1::RuntimeFacts> {
-    MessageField::some(v1::RuntimeFacts {
-        runsc_path: probe.path.display().to_string(),
-        runsc_digest: probe.digest.clone(),
-        runsc_version: probe.version.clone(),
-        cpu_features: probe.cpu_features.clone(),
-        arch: std::env::consts::ARCH.to_owned(),
-        platform: runsc.flag("platform", "systrap").to_owned(),
-        network: runsc.flag("network", "sandbox").to_owned(),
-        overlay: runsc.flag("overlay2", "root:self").to_owned(),
-        directfs: runsc.flag("directfs", "true").to_owned(),
-        ..v1::RuntimeFacts::default()
     })
 }
 

@@ -108,18 +108,24 @@ fn runsc_is_missing_or_too_old() {
     scene.remove("c");
     assert_clean(&scene.node);
 
+    // One that says it is old; it runs containers, but restores none.
+    let runsc = scene.node.files().bin().join("runsc");
     let old = scene.node.files().bin().join("old-runsc");
-    fs::write(
-        &old,
-        "#!/bin/sh\necho 'runsc version release-20200101.0'\necho 'spec: 1.0'\n",
-    )
-    .unwrap();
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*--version*) echo 'runsc version release-20200101.0'; echo 'spec: 1.0';;\n\
+         *) exec {} \"$@\";;\nesac\n",
+        runsc.display()
+    );
+    fs::write(&old, script).unwrap();
     fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
     scene.set("runsc.path", old.display().to_string());
-    let output = scene.node.run(&sleeper("c")).unwrap();
-    fails_with(&output, &["release-20200101.0"]);
+    scene.run(&sleeper("c"));
+    let record = scene.assert_cold("c", Reason::RunscRefused);
+    let detail = record.detail.unwrap_or_default();
     // It says which one would do.
-    assert!(output.stderr.matches("release-20").count() >= 2, "{output}");
+    assert!(detail.contains("release-20200101.0"), "{detail}");
+    assert!(detail.matches("release-20").count() >= 2, "{detail}");
+    fails_with(&scene.thaw(&["capture", "c"]), &["release-20200101.0"]);
     scene.remove("c");
     scene.end();
 }
@@ -181,7 +187,7 @@ fn a_store_that_cannot_be_written() {
     // Even root cannot make directories there.
     scene.set("store.url", "file:///proc/thaw-store");
     scene.run(&sleeper("c"));
-    fails_with(&scene.thaw(&["capture", "c"]), &["/proc/thaw-store"]);
+    fails_with(&scene.thaw(&["capture", "c"]), &["proc/thaw-store"]);
     assert_eq!(
         scene.node.task_state("c").unwrap().as_deref(),
         Some("RUNNING")

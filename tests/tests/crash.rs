@@ -75,6 +75,11 @@ fn in_the_middle_of_a_restore(disaster: Disaster, point: &str) {
         assert!(run.wait().unwrap().success(), "{}", scene.node.logs());
         assert_eq!(guest.hash(), hash);
         assert_eq!(guest.runs().len(), 1);
+        let outcome = scene.record("victim").outcome;
+        match disaster {
+            Disaster::Kill(Role::Lander) => assert_eq!(outcome, Outcome::Cold),
+            _ => assert_eq!(outcome, Outcome::Restored),
+        }
     } else {
         give_up(run);
     }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use containerd_shim_protos::events::task::TaskCheckpointed;
+use protobuf::MessageField;
 use thaw_proto::client::NodeClient;
 use thaw_proto::options::{Job, LanderOptions};
 use thaw_proto::{failpoint, v1};
 use thaw_runsc::command::Checkpoint;
-use thaw_runsc::probe::RuntimeProbe;
+use thaw_runsc::probe::{self, RuntimeProbe};
 use tokio::sync::watch;
 
 use super::create::{CHECKPOINT_FILE, CheckpointRef};
@@ -78,7 +79,7 @@ impl Container {
         let request = v1::CaptureBeginRequest {
             container: node::container_ref(&self.env, &self.id),
             spec: self.settings.spec.clone(),
-            runtime: node::facts(&self.client.runsc, &probe),
+            runtime: MessageField::some(probe::facts(&self.client.runsc, &probe)),
             expected_bytes: self.expected_bytes().await?,
             ..v1::CaptureBeginRequest::default()
         };

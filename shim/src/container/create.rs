@@ -229,14 +229,8 @@ impl Plan {
     /// Filestores of sandboxes that are gone make gVisor refuse the next start of the same id.
     fn remove_leftovers(&self) -> Result<()> {
         self.undo.remove_filestores().map_err(TaskError::Internal)?;
-        let live = match live_sandboxes(&self.runsc.root) {
-            Ok(live) => live,
-            // Another container's record is just being written. Of this one's filestores none is left.
-            Err(error) => {
-                tracing::debug!(%error, "cannot tell which sandboxes live");
-                return Ok(());
-            }
-        };
+        let live = live_sandboxes(&self.runsc.root)
+            .map_err(|error| TaskError::Internal(error.to_string()))?;
         for dir in self.undo.filestore_dirs.iter().filter(|dir| dir.is_dir()) {
             let removed = spec::remove_leftover_filestores(dir, &live).map_err(TaskError::io(
                 format!("cannot remove leftover filestores from {}", dir.display()),
@@ -262,7 +256,7 @@ impl Plan {
         if self.selection.mode == Mode::Off {
             return None;
         }
-        let facts = node::facts(&self.runsc, probe);
+        let facts = MessageField::some(probe::facts(&self.runsc, probe));
         let (env, id, spec) = (self.env.clone(), self.args.id.clone(), spec.to_vec());
         let pinned = self.selection.pinned.clone();
         Some(tokio::spawn(async move {
