@@ -168,7 +168,7 @@ while [[ ${#jobs[@]} -gt 0 ]]; do
         unset "jobs[$component]"
     done
     [[ ${#jobs[@]} -eq 0 ]] && break
-    (((SECONDS - started) % 20)) || say "still at work after $((SECONDS - started)) s: ${!jobs[*]}"
+    ((SECONDS == started || (SECONDS - started) % 20)) || say "still at work after $((SECONDS - started)) s: ${!jobs[*]}"
     sleep 1
 done
 exit $failed

@@ -22,7 +22,16 @@ step_docs() { RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-dep
 # No advisories: they need the network, and must not make an unchanged tree fail.
 step_deny() { cargo fetch --locked --quiet && .tools/bin/cargo-deny --offline --locked --log-level error check bans licenses sources; }
 step_build() { cargo test --locked --workspace --no-run --quiet "${features[@]}" && cargo build --locked --workspace --bins --quiet "${features[@]}"; }
-step_unit() { cargo test --locked --workspace --exclude thaw-testkit "${features[@]}" && cargo test --locked -p thaw-testkit --lib --bins; }
+# Always the whole workspace, so that every step uses the same builds.
+step_unit() {
+    local tests=() file
+    for file in */tests/*.rs */tests/*/main.rs; do
+        [[ $file == tests/* ]] && continue
+        file=${file%/main.rs}
+        tests+=(--test "$(basename "$file" .rs)")
+    done
+    cargo test --locked --workspace "${features[@]}" --lib --bins "${tests[@]}" && cargo test --locked --workspace "${features[@]}" --doc --quiet
+}
 suite() { THAW_BINARIES=$target/debug cargo test --locked --workspace "${features[@]}" --test "$1" -- --test-threads=1; }
 
 steps=("$@")

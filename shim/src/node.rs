@@ -144,7 +144,8 @@ pub(crate) async fn look_up(
             pinned_snapshot: pinned.unwrap_or_default(),
             ..v1::LookupRequest::default()
         };
-        let context = ttrpc::context::with_duration(limit);
+        // One clock decides. The call's own ends later, and only tells thawd how long an answer is of use.
+        let context = ttrpc::context::with_duration(limit * 2);
         match tokio::time::timeout(limit, client.lookup(context, &request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(ttrpc::Error::RpcStatus(status)))

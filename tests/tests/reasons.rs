@@ -128,6 +128,39 @@ fn another_runsc_build() {
 }
 
 #[test]
+fn a_processor_that_lacks_what_the_program_may_use() {
+    let mut scene = Scene::new(StoreKind::Directory);
+    // A runsc in front of the real one that knows of one more feature as long as a file is there.
+    let bin = scene.node.files().bin();
+    let (flag, wrapper) = (bin.join("more-features"), bin.join("runsc-wrapper"));
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in\n*cpu-features*) {runsc} cpu-features | \
+         if [ -f {flag} ]; then sed 's/fpu/fpu,zzz/'; else cat; fi;;\n*) exec {runsc} \"$@\";;\nesac\n",
+        runsc = bin.join("runsc").display(),
+        flag = flag.display(),
+    );
+    let install = || {
+        fs::write(&wrapper, &script).unwrap();
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    fs::write(&flag, "").unwrap();
+    install();
+    scene.set("runsc.path", wrapper.display().to_string());
+    let hash = scene.captured();
+    restores(&scene, "able", &hash);
+    // Another machine, the same file: what was found out about it counts no more.
+    fs::remove_file(&flag).unwrap();
+    fs::remove_file(&wrapper).unwrap();
+    install();
+    let guest = scene.start("lacking");
+    let record = scene.assert_cold("lacking", Reason::CpuLacks);
+    assert!(format!("{record:?}").contains("zzz"), "{record:#?}");
+    works(&guest, &hash);
+    scene.remove("lacking");
+    scene.end();
+}
+
+#[test]
 fn a_root_filesystem_that_containerd_does_not_know() {
     let scene = Scene::new(StoreKind::Directory);
     let dir = scene.node.files().scratch().join("rootfs");

@@ -22,7 +22,7 @@ pub(crate) fn all(world: &mut World, report: &mut Report) -> anyhow::Result<()> 
         captured["snapshot"]
             .as_str()
             .map_or("?", |id| &id[..id.len().min(12)]),
-        mib(&captured["page_bytes"]),
+        mib(&captured["raw_bytes"]),
         mib(&captured["stored_bytes"]),
         captured["paused_ms"]
     );
