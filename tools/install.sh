@@ -41,9 +41,11 @@ install_runsc() {
 
 has_containerd() {
     [[ -n ${THAW_CONTAINERD:-} && -n ${THAW_CTR:-} ]] && return
-    local name wanted=${CONTAINERD_VERSION#v}
+    local name said
     for name in containerd ctr containerd-shim-runc-v2; do
-        { "$bin/$name" --version 2>/dev/null || "$bin/$name" -v 2>/dev/null; } | grep -qF " $wanted" || return 1
+        # Not through a pipe: a reader that has seen enough would make the writer fail.
+        said=$("$bin/$name" -v 2>/dev/null) || return 1
+        [[ $said == *" ${CONTAINERD_VERSION#v}"* ]] || return 1
     done
 }
 check_containerd() { need_go; }

@@ -12,7 +12,7 @@ RUSTFLAGS='-C target-feature=+crt-static' cargo build --locked --release --targe
 for binary in containerd-shim-thaw-v1 thaw-gofer thawd thaw; do
     file=${CARGO_TARGET_DIR:-target}/$target/release/$binary
     # ldd fails for a static executable.
-    if ldd "$file" 2>/dev/null | grep -q '=>'; then
+    if [[ $(ldd "$file" 2>/dev/null) == *'=>'* ]]; then
         echo "[build] error: $file is not static" >&2
         exit 1
     fi
