@@ -5,17 +5,8 @@ use super::*;
 
 fn context() -> Context {
     Context {
-        tenant: Tenant::new("cluster", "default", None),
-        rootfs: "sha256:aa".into(),
-        arch: "x86_64".into(),
-        platform: "systrap".into(),
-        network: "sandbox".into(),
-        directfs: "true".into(),
-        overlay: "root:self".into(),
         machine_series: "a-1-2".into(),
-        facts: BTreeMap::new(),
-        group: None,
-        key_env: KeyEnv::All,
+        ..crate::summary::tests::context()
     }
 }
 
