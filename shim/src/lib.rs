@@ -10,6 +10,7 @@ mod netns;
 mod node;
 mod order;
 mod paths;
+mod pod;
 mod process;
 mod publisher;
 mod reaper;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub(crate) struct Shim {
     slots: Mutex<HashMap<String, Slot>>,
     /// Results of deletes, for a caller that missed its answer and asks again.
     deleted: Mutex<HashMap<String, (u32, ExitInfo)>>,
+    /// Shutdown was asked for while there were containers.
+    ending: AtomicBool,
     done: CancellationToken,
 }
 
@@ -49,6 +52,7 @@ impl Shim {
             env,
             slots: Mutex::default(),
             deleted: Mutex::default(),
+            ending: AtomicBool::new(false),
             done: CancellationToken::new(),
         }
     }
@@ -82,6 +86,14 @@ impl Shim {
         self.deleted.lock().expect("delete result lock")
     }
 
+    /// Ends the shim once it was asked to and has nothing left: containerd says Shutdown once for a pod, maybe before the
+    /// last of its containers is deleted.
+    fn end_if_asked(&self) {
+        if self.ending.load(Ordering::Relaxed) && self.slots().is_empty() {
+            self.done.cancel();
+        }
+    }
+
     fn container(&self, id: &str) -> Result<Arc<Container>> {
         match self.slots().get(id) {
             Some(Slot::Taken(container)) => Ok(container.clone()),
@@ -104,10 +116,12 @@ impl Shim {
                 )));
             }
             slots.insert(id.clone(), Slot::Reserved);
+            self.ending.store(false, Ordering::Relaxed);
         }
         self.deleted()
             .retain(|key, _| !key.starts_with(&format!("{id}/")));
-        match create(self.env.clone(), args).await {
+        let pods = self.clone();
+        match create(self.env.clone(), args, move |id| pods.container(id)).await {
             Ok(container) => {
                 let pid = container.pid();
                 self.slots().insert(id, Slot::Taken(container));
@@ -131,6 +145,7 @@ impl Shim {
             let result = (container.pid(), exit);
             self.deleted().insert(key, result);
             self.slots().remove(&id);
+            self.end_if_asked();
             result
         } else {
             match container.delete_exec(&exec).await {
@@ -476,9 +491,11 @@ impl Task for Services {
         _: &TtrpcContext,
         request: api::ShutdownRequest,
     ) -> ttrpc::Result<Empty> {
-        if request.now || self.0.slots().is_empty() {
+        if request.now {
             self.0.done.cancel();
         }
+        self.0.ending.store(true, Ordering::Relaxed);
+        self.0.end_if_asked();
         Ok(Empty::default())
     }
 }

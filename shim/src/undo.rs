@@ -59,6 +59,12 @@ pub(crate) struct UndoState {
     pub(crate) id: String,
     pub(crate) namespace: String,
     pub(crate) runsc: RunscPart,
+    /// containerd's id of the sandbox that it lives in, if that is not its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pod: Option<String>,
+    /// Bundles of the containers that live in this container's sandbox.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) members: Vec<PathBuf>,
     /// `runsc create` was or is about to be run.
     #[serde(default)]
     pub(crate) created: bool,
@@ -85,7 +91,7 @@ pub(crate) struct UndoState {
     /// Files and directories outside the bundle.
     #[serde(default)]
     pub(crate) paths: Vec<PathBuf>,
-    /// The shim's socket; the server removes it itself, last.
+    /// The shim's socket; the server removes it itself, last. Empty for a pod's member, whose pod still serves.
     #[serde(default)]
     pub(crate) socket: PathBuf,
 }
@@ -163,9 +169,11 @@ impl UndoState {
         }
     }
 
-    /// Removes the filestore that this container's sandbox, which must be gone, left where the container's root is.
+    /// Removes the filestore that this container's sandbox left where the container's root is. The sandbox must be gone,
+    /// or the container removed from it.
     pub(crate) fn remove_filestores(&self) -> Result<(), String> {
-        let name = format!("{FILESTORE_PREFIX}{}", thaw_runsc::id::to_runsc(&self.id));
+        let sandbox = self.pod.as_ref().unwrap_or(&self.id);
+        let name = format!("{FILESTORE_PREFIX}{}", thaw_runsc::id::to_runsc(sandbox));
         for dir in &self.filestore_dirs {
             let path = dir.join(&name);
             match std::fs::remove_file(&path) {
@@ -278,6 +286,24 @@ fn runs_for(pid: i32, id: &str) -> bool {
     })
 }
 
+/// Undoes what was done for the containers in this one's sandbox, which is gone.
+async fn undo_members(state: &UndoState) -> Vec<String> {
+    let members = state.members.iter().filter_map(|bundle| {
+        let member = UndoState::load(bundle).filter(|m| m.pod.as_ref() == Some(&state.id))?;
+        let client = member.client(bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
+        Some(tokio::spawn(async move {
+            member.undo(&client, KILL_LIMIT).await
+        }))
+    });
+    // All at once: together they have the time of one.
+    let members: Vec<_> = members.collect();
+    let mut problems = Vec::new();
+    for member in members {
+        problems.extend(member.await.unwrap_or_else(|e| vec![e.to_string()]));
+    }
+    problems
+}
+
 /// The `delete` action: containerd runs it after the server is gone, whether the container is or not.
 pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
     let bundle = bootstrap::bundle(flags)?;
@@ -292,10 +318,16 @@ pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
             return 0;
         };
         let client = state.client(&bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
-        for problem in state.undo(&client, KILL_LIMIT).await {
+        let mut problems = state.undo(&client, KILL_LIMIT).await;
+        // containerd 2 runs this once for a pod and not for the containers in it.
+        problems.extend(undo_members(&state).await);
+        for problem in problems {
             eprintln!("{problem}");
         }
-        let _ = std::fs::remove_file(&state.socket);
+        // A pod's shim may still serve its other containers.
+        if std::os::unix::net::UnixStream::connect(&state.socket).is_err() {
+            let _ = std::fs::remove_file(&state.socket);
+        }
         state
             .sandbox
             .map_or(0, |sandbox| sandbox.pid.cast_unsigned())

@@ -16,14 +16,12 @@ use thaw_config::Config;
 
 use super::params::{Environment, StartParams};
 use super::{BootstrapError, io, params, reply};
-use crate::paths;
+use crate::{paths, pod};
 
 /// From the server's start to its ready byte.
 const READY_LIMIT: Duration = Duration::from_secs(10);
 /// What a server writes to its standard output when it serves.
 pub(crate) const READY: u8 = 0x06;
-/// Annotation of containers that belong to a pod: all of them share one shim.
-const SANDBOX_ID: &str = "io.kubernetes.cri.sandbox-id";
 
 /// Runs `start` and writes exactly one reply to standard output.
 pub(super) fn run(flags: &Flags) -> Result<(), BootstrapError> {
@@ -71,7 +69,7 @@ fn group(bundle: &Path, id: &str) -> String {
     std::fs::read(bundle.join("config.json"))
         .ok()
         .and_then(|bytes| serde_json::from_slice::<Spec>(&bytes).ok())
-        .and_then(|mut spec| spec.annotations.remove(SANDBOX_ID))
+        .and_then(|spec| pod::sandbox_id(&spec.annotations).map(str::to_owned))
         .filter(|sandbox| paths::is_component(sandbox))
         .unwrap_or_else(|| id.to_owned())
 }
@@ -270,6 +268,8 @@ mod tests {
         assert!(claim(&config, &sockets, &sockets.join("x")).is_err());
         assert_eq!(std::fs::read(sockets.join("x")).unwrap(), b"precious");
     }
+
+    const SANDBOX_ID: &str = "io.kubernetes.cri.sandbox-id";
 
     #[test]
     fn a_pods_containers_share_the_pods_id() {

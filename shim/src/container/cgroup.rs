@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::pod::{CPU_PERIOD, Limits};
+
 const ROOT: &str = "/sys/fs/cgroup";
 
 /// Which files there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Cgroup {
     V1 {
+        cpu: Option<PathBuf>,
         cpuacct: Option<PathBuf>,
         memory: Option<PathBuf>,
         pids: Option<PathBuf>,
@@ -25,6 +28,55 @@ impl Cgroup {
     pub(super) fn of(pid: i32) -> Option<Cgroup> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         parse(&text, host_is_v2(), Path::new(ROOT))
+    }
+
+    /// Memory charged to the group, in bytes.
+    pub(super) fn memory_usage(&self) -> u64 {
+        match self {
+            Cgroup::V1 { memory, .. } => memory
+                .as_deref()
+                .and_then(|dir| number(dir, "memory.usage_in_bytes")),
+            Cgroup::V2(dir) => number(dir, "memory.current"),
+        }
+        .unwrap_or(0)
+    }
+
+    /// Changes the group's limits from `before` to `after`; what is the same in both is left alone.
+    pub(super) fn limit(&self, before: Limits, after: Limits) -> std::io::Result<()> {
+        let write = |dir: &Option<PathBuf>, file: &str, value: String| match dir {
+            Some(dir) => std::fs::write(dir.join(file), value)
+                .map_err(|e| std::io::Error::other(format!("{}: {e}", dir.join(file).display()))),
+            None => Ok(()),
+        };
+        let or = |value: Option<u64>, none: &str| value.map_or(none.to_owned(), |v| v.to_string());
+        let memory = before.memory != after.memory;
+        let quota = before.cpu_quota != after.cpu_quota;
+        match self {
+            Cgroup::V1 {
+                cpu,
+                memory: memory_dir,
+                ..
+            } => {
+                if memory {
+                    write(memory_dir, "memory.limit_in_bytes", or(after.memory, "-1"))?;
+                }
+                if quota {
+                    write(cpu, "cpu.cfs_period_us", CPU_PERIOD.to_string())?;
+                    write(cpu, "cpu.cfs_quota_us", or(after.cpu_quota, "-1"))?;
+                }
+            }
+            Cgroup::V2(dir) => {
+                let dir = Some(dir.clone());
+                if memory {
+                    write(&dir, "memory.max", or(after.memory, "max"))?;
+                }
+                if quota {
+                    let value = format!("{} {CPU_PERIOD}", or(after.cpu_quota, "max"));
+                    write(&dir, "cpu.max", value)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Times that the kernel killed a process of the group because memory ran out.
@@ -45,7 +97,7 @@ pub(super) fn oom_kills(pid: i32) -> u64 {
 }
 
 fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
-    let mut v1 = (None, None, None);
+    let mut v1 = (None, None, None, None);
     for line in text.lines() {
         let mut fields = line.splitn(3, ':');
         let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -61,18 +113,20 @@ fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
         }
         for controller in controllers.split(',') {
             let place = match controller {
-                "cpuacct" => &mut v1.0,
-                "memory" => &mut v1.1,
-                "pids" => &mut v1.2,
+                "cpu" => &mut v1.0,
+                "cpuacct" => &mut v1.1,
+                "memory" => &mut v1.2,
+                "pids" => &mut v1.3,
                 _ => continue,
             };
             // Controllers that are mounted together have a link of each one's name.
             *place = Some(root.join(controller).join(below));
         }
     }
-    let (cpuacct, memory, pids) = v1;
-    let any = cpuacct.is_some() || memory.is_some() || pids.is_some();
+    let (cpu, cpuacct, memory, pids) = v1;
+    let any = cpu.is_some() || cpuacct.is_some() || memory.is_some() || pids.is_some();
     any.then_some(Cgroup::V1 {
+        cpu,
         cpuacct,
         memory,
         pids,
@@ -112,6 +166,7 @@ mod tests {
         assert_eq!(
             parse(V1, false, root),
             Some(Cgroup::V1 {
+                cpu: Some("/c/cpu/a/b".into()),
                 cpuacct: Some("/c/cpuacct/a/b".into()),
                 memory: Some("/c/memory/a/b".into()),
                 pids: Some("/c/pids/a/b".into()),
@@ -131,6 +186,40 @@ mod tests {
         );
         assert_eq!(parse("0::/\n", true, Path::new("/c")), None);
         assert_eq!(parse("0::/../x\n", true, Path::new("/c")), None);
+    }
+
+    #[test]
+    fn only_what_changes_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = Cgroup::V2(dir.path().into());
+        let limits = |memory, cpu_quota| Limits {
+            memory,
+            cpu_quota,
+            cpu_shares: None,
+        };
+        let read = |file: &str| std::fs::read_to_string(dir.path().join(file)).ok();
+        group
+            .limit(limits(None, None), limits(Some(4096), None))
+            .unwrap();
+        assert_eq!(read("memory.max").as_deref(), Some("4096"));
+        assert_eq!(read("cpu.max"), None);
+        group
+            .limit(limits(Some(4096), None), limits(None, Some(50_000)))
+            .unwrap();
+        assert_eq!(read("memory.max").as_deref(), Some("max"));
+        assert_eq!(read("cpu.max").as_deref(), Some("50000 100000"));
+        let path = Some(dir.path().to_owned());
+        let group = Cgroup::V1 {
+            cpu: path.clone(),
+            cpuacct: None,
+            memory: path,
+            pids: None,
+        };
+        group
+            .limit(limits(Some(1), Some(1)), limits(None, None))
+            .unwrap();
+        assert_eq!(read("memory.limit_in_bytes").as_deref(), Some("-1"));
+        assert_eq!(read("cpu.cfs_quota_us").as_deref(), Some("-1"));
     }
 
     #[test]

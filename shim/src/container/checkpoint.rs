@@ -180,6 +180,12 @@ impl Container {
         if !matches!(self.phase(), Phase::Running | Phase::Paused) {
             return Err(self.not_in("running"));
         }
+        if self.in_pod() {
+            return Err(TaskError::Unimplemented(format!(
+                "container {} belongs to a pod; only containers without a pod can be captured",
+                self.id
+            )));
+        }
         if let Err(error) = &self.settings.lander {
             return Err(TaskError::FailedPrecondition(format!(
                 "container {} cannot be captured: {error}",

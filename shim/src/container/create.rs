@@ -15,16 +15,19 @@ use thaw_proto::failpoint;
 use thaw_runsc::command::{Create, Runsc};
 use thaw_runsc::probe::{self, RuntimeProbe};
 use thaw_runsc::sidecar::SidecarDir;
+use thaw_runsc::spawn::Streams;
 use thaw_runsc::state::{Record, live_sandboxes};
 use thaw_runsc::{RunscClient, spec};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::pod::Pod;
 use super::{Container, Inner, KILL_LIMIT, Phase, Settings, cgroup, from_runsc};
 use crate::env::Env;
 use crate::netns::NetworkState;
 use crate::node::{self, Lookup};
 use crate::order::{Order, Step};
+use crate::pod::{self, Kind, Limits};
 use crate::process::ProcessRef;
 use crate::records::ContainerRecord;
 use crate::status::{Result, TaskError};
@@ -33,7 +36,6 @@ use crate::undo::{RunscPart, UndoState};
 use crate::{paths, rootfs};
 
 /// What CRI plugins write into specs.
-const CONTAINER_TYPE: &str = "io.kubernetes.cri.container-type";
 const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
 const IMAGE_NAME: &str = "io.kubernetes.cri.image-name";
 /// What Task.Checkpoint leaves in the directory that it is given.
@@ -58,13 +60,22 @@ pub(super) struct CheckpointRef {
 }
 
 /// Makes a container. If it fails nothing of it is left.
-pub(crate) async fn create(env: Arc<Env>, args: CreateArgs) -> Result<Arc<Container>> {
-    let mut plan = Plan::of(env, args).await?;
+///
+/// `find` gives the container of an id, for the one that holds the sandbox of a pod.
+pub(crate) async fn create(
+    env: Arc<Env>,
+    args: CreateArgs,
+    find: impl Fn(&str) -> Result<Arc<Container>>,
+) -> Result<Arc<Container>> {
+    let mut plan = Plan::of(env, args, find).await?;
     let made = plan.carry_out().await;
     if let Err(error) = &made {
         tracing::error!(%error, "create failed");
         for problem in plan.undo.undo(&plan.client(), KILL_LIMIT).await {
             tracing::warn!(problem, "after a failed create");
+        }
+        if let Some(root) = &plan.pod {
+            root.dismiss(&plan.args.bundle);
         }
     }
     made
@@ -76,6 +87,9 @@ struct Plan {
     args: CreateArgs,
     began: Instant,
     config: Value,
+    kind: Kind,
+    /// The pod's first container, for a member.
+    pod: Option<Arc<Container>>,
     selection: Selection,
     hash: String,
     runsc: Runsc,
@@ -84,7 +98,11 @@ struct Plan {
 
 impl Plan {
     /// Checks the request. Nothing is done yet that would have to be undone.
-    async fn of(env: Arc<Env>, args: CreateArgs) -> Result<Plan> {
+    async fn of(
+        env: Arc<Env>,
+        args: CreateArgs,
+        find: impl Fn(&str) -> Result<Arc<Container>>,
+    ) -> Result<Plan> {
         let began = Instant::now();
         if !paths::is_component(&args.id) {
             return Err(TaskError::InvalidArgument(format!(
@@ -93,7 +111,13 @@ impl Plan {
             )));
         }
         let config = read_spec(&args.bundle)?;
-        let selection = select(&env, &args, &spec::annotations(&config))?;
+        let annotations = spec::annotations(&config);
+        let kind = crate::pod::kind(&annotations).map_err(TaskError::InvalidArgument)?;
+        let pod = match &kind {
+            Kind::Member(sandbox) => Some(pod_root(&args.id, find(sandbox))?),
+            Kind::Plain | Kind::Sandbox => None,
+        };
+        let selection = select(&env, &args, &kind, &annotations)?;
         let binary = probe::resolve(&env.config.runsc.path)
             .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
         let root = paths::runsc_root(&env.config, &env.namespace);
@@ -109,6 +133,7 @@ impl Plan {
         })?;
         let mut undo = UndoState {
             id: args.id.clone(),
+            pod: pod.as_ref().map(|root| root.id.clone()),
             namespace: env.namespace.clone(),
             runsc: RunscPart {
                 binary: runsc.binary.clone(),
@@ -120,11 +145,14 @@ impl Plan {
                 .into_iter()
                 .chain([rootfs_dir])
                 .collect(),
-            netns: spec::network_namespace(&config),
             paths: vec![env.config.container_record(&env.namespace, &args.id)],
-            socket: env.socket.clone(),
             ..UndoState::default()
         };
+        // The network is the sandbox's, and so is the shim.
+        if pod.is_none() {
+            undo.netns = spec::network_namespace(&config);
+            undo.socket.clone_from(&env.socket);
+        }
         if let Some(netns) = undo.netns.clone() {
             undo.network = save_network(netns).await;
         }
@@ -134,6 +162,8 @@ impl Plan {
             args,
             began,
             config,
+            kind,
+            pod,
             selection,
             runsc,
             undo,
@@ -159,6 +189,9 @@ impl Plan {
 
     async fn carry_out(&mut self) -> Result<Arc<Container>> {
         self.save()?;
+        if let Some(root) = &self.pod {
+            root.expect_member(self.args.bundle.clone())?;
+        }
         self.mount().await?;
         self.remove_leftovers()?;
         let io = ProcessIo::open(self.args.io.clone(), &self.env.namespace, &self.args.id).await?;
@@ -166,6 +199,15 @@ impl Plan {
         if let Some((height, width)) = removed.console_size {
             io.resize(clamp(width), clamp(height))?;
         }
+        match &self.pod {
+            Some(root) => pod::point_at_sandbox(&mut self.config, &root.id),
+            None => pod::apply_pod_resources(&mut self.config),
+        }
+        let limits = Limits::of(
+            self.config
+                .pointer("/linux/resources")
+                .unwrap_or(&Value::Null),
+        );
         let spec = self.write_spec()?;
         let run_dir = &self.env.config.run_dir;
         let probe = RuntimeProbe::of(&self.runsc, self.env.children.as_ref(), run_dir).await;
@@ -187,7 +229,9 @@ impl Plan {
         self.save()?;
         let client = self.client();
         let (id, bundle) = (&self.args.id, &self.args.bundle);
-        let sandbox = match sandbox(&self.env, &client, id, bundle, &self.hash, &io).await {
+        let member = self.pod.is_some();
+        let made = sandbox(&self.env, &client, id, bundle, &self.hash, &io, member).await;
+        let sandbox = match made {
             Ok(sandbox) => sandbox,
             Err(error) => {
                 if let Some(lookup) = lookup {
@@ -197,10 +241,14 @@ impl Plan {
                 return Err(error);
             }
         };
-        self.undo.sandbox = sandbox.process;
+        if !member {
+            self.undo.sandbox = sandbox.process;
+        }
         self.undo.gofer = sandbox.gofer;
         self.save()?;
         let settings = Settings {
+            kind: self.kind.clone(),
+            limits,
             mode: self.selection.mode,
             image: self.selection.image.clone(),
             spec,
@@ -272,6 +320,7 @@ impl Plan {
         io: Arc<ProcessIo>,
         lookup: Option<JoinHandle<Lookup>>,
     ) -> Arc<Container> {
+        let own_limits = settings.limits;
         let container = Arc::new(Container {
             env: self.env.clone(),
             id: self.args.id.clone(),
@@ -280,6 +329,7 @@ impl Plan {
             hash: self.hash.clone(),
             client,
             settings,
+            pod: self.pod.clone(),
             lifecycle: tokio::sync::Mutex::new(()),
             inner: Mutex::new(Inner {
                 pid: sandbox.pid,
@@ -297,6 +347,7 @@ impl Plan {
                 cgroup: cgroup::Cgroup::of(sandbox.pid),
                 capturing: false,
                 signalled: false,
+                pod_side: Pod::of(own_limits),
             }),
             phase: watch::channel(Phase::Created).0,
             exit: watch::channel(None).0,
@@ -333,7 +384,7 @@ pub(super) struct Sandbox {
     pub(super) control_socket: PathBuf,
 }
 
-/// Runs `runsc create` with fresh streams.
+/// Runs `runsc create` with fresh streams. A pod's member gets its streams at its start, but for a terminal.
 pub(super) async fn sandbox(
     env: &Env,
     client: &RunscClient,
@@ -341,6 +392,7 @@ pub(super) async fn sandbox(
     bundle: &Path,
     hash: &str,
     io: &ProcessIo,
+    member: bool,
 ) -> Result<Sandbox> {
     tokio::time::sleep(failpoint::delay("shim.before-create")).await;
     let pid_file = bundle.join("init.pid");
@@ -359,10 +411,12 @@ pub(super) async fn sandbox(
         console_socket: console.as_ref().map(|console| console.path().to_owned()),
         user_log: None,
     };
-    client
-        .create(&create, io.attach()?)
-        .await
-        .map_err(from_runsc)?;
+    let streams = if member {
+        Streams::captured()
+    } else {
+        io.attach()?
+    };
+    client.create(&create, streams).await.map_err(from_runsc)?;
     if let Some(console) = console {
         io.attach_console(console.receive(client.limit).await?)?;
     }
@@ -401,17 +455,9 @@ struct Selection {
 fn select(
     env: &Env,
     args: &CreateArgs,
+    kind: &Kind,
     annotations: &BTreeMap<String, String>,
 ) -> Result<Selection> {
-    if annotations
-        .get(CONTAINER_TYPE)
-        .is_some_and(|kind| kind == "container")
-    {
-        return Err(TaskError::Unimplemented(format!(
-            "container {} belongs to a pod; Thaw runs plain containers only",
-            args.id
-        )));
-    }
     let namespace = annotations.get(POD_NAMESPACE).unwrap_or(&env.namespace);
     let mut mode = env
         .config
@@ -436,11 +482,39 @@ fn select(
         )?);
         mode = Mode::Require;
     }
+    if *kind != Kind::Plain {
+        if mode == Mode::Require {
+            return Err(TaskError::FailedPrecondition(format!(
+                "container {} must be restored and belongs to a pod; only containers without a pod can be restored",
+                args.id
+            )));
+        }
+        mode = Mode::Off;
+    }
     Ok(Selection {
         mode,
         pinned,
         image: annotations.get(IMAGE_NAME).cloned(),
     })
+}
+
+/// The container that holds the sandbox which a member names.
+fn pod_root(id: &str, found: Result<Arc<Container>>) -> Result<Arc<Container>> {
+    let root = found.map_err(|error| {
+        TaskError::FailedPrecondition(format!(
+            "container {id} belongs to a pod whose sandbox is not here: {error}"
+        ))
+    })?;
+    if root.settings.kind != Kind::Sandbox {
+        return Err(TaskError::InvalidArgument(format!(
+            "container {id} names {} as its pod's sandbox, which it is not",
+            root.id
+        )));
+    }
+    match root.phase() {
+        Phase::Running | Phase::Paused => Ok(root),
+        _ => Err(root.not_in("running")),
+    }
 }
 
 fn checkpoint_snapshot(config: &Config, dir: &Path) -> Result<String> {

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use protobuf::MessageField;
 use thaw_runsc::control::ControlError;
 
-use super::{Container, ExitInfo, Phase, stats};
+use super::{Container, ExitInfo, KILLED, Phase, stats};
 use crate::node;
 use crate::order::Step;
 use crate::publisher::timestamp;
@@ -26,7 +26,6 @@ const LINGER: Duration = Duration::from_secs(5);
 const EXEC_LINGER: Duration = Duration::from_secs(1);
 /// A bad end this soon after a restore counts against the snapshot.
 const STRIKE_WITHIN: Duration = Duration::from_secs(60);
-const KILLED: u32 = 128 + Signal::SIGKILL as u32;
 
 impl Container {
     /// Watches a sandbox in which nothing has been started: its end is the container's.
@@ -68,6 +67,10 @@ impl Container {
                 }
             };
             container.ended(status, at).await;
+            // A pod's sandbox goes on without this member.
+            if container.is_member() {
+                return;
+            }
             // It goes by itself; if not, it must not keep the container's files and memory.
             if tokio::time::timeout(LINGER, exit.wait()).await.is_err() {
                 tracing::warn!("sandbox did not end with its program, killing it");
@@ -91,15 +94,13 @@ impl Container {
     }
 
     fn sandbox_exit(&self) -> Option<reaper::Exit> {
-        self.lock().sandbox_exit.clone()
+        self.root().lock().sandbox_exit.clone()
     }
 
     /// The container has ended.
-    async fn ended(self: &Arc<Self>, status: u32, at: SystemTime) {
+    pub(super) async fn ended(self: &Arc<Self>, status: u32, at: SystemTime) {
         let sample = stats::last_sample(self);
-        let oom = sample
-            .as_ref()
-            .is_some_and(|sample| sample.oom_kills() > self.lock().oom_kills);
+        let oom = sample.as_ref().is_some_and(|sample| sample.oom_kills() > 0);
         // Memory ran out and the kernel killed the sandbox: whatever was said before, this is how it ended.
         let status = if oom && status != KILLED && self.sandbox_was_killed() {
             KILLED
@@ -147,6 +148,7 @@ impl Container {
         });
         if first {
             self.set_phase(Phase::Stopped);
+            self.leave_pod();
         }
         first
     }

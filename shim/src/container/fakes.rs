@@ -28,7 +28,7 @@ use crate::env::Env;
 use crate::gate::FarEnd;
 use crate::publisher::{Publisher, SendError, Sink};
 use crate::reaper::{Children, Ended, Exit};
-use crate::status::Result;
+use crate::status::{Result, TaskError};
 use crate::stdio::Wanted;
 
 /// How a restore or a save goes.
@@ -499,7 +499,8 @@ impl World {
             checkpoint: checkpoint.to_owned(),
             ..CreateArgs::default()
         };
-        create(self.env.clone(), args).await
+        let nobody = |id: &str| Err(TaskError::NotFound(format!("there is no container {id}")));
+        create(self.env.clone(), args, nobody).await
     }
 
     pub(super) fn bundle(&self) -> PathBuf {

@@ -7,6 +7,7 @@ mod exec;
 mod exit;
 #[cfg(test)]
 mod fakes;
+mod pod;
 mod start;
 mod stats;
 #[cfg(test)]
@@ -32,6 +33,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::env::Env;
 use crate::node::Lookup;
 use crate::order::{Order, Step};
+use crate::pod::{Kind, Limits};
 use crate::publisher::{Event, timestamp};
 use crate::reaper;
 use crate::status::{Result, TaskError};
@@ -50,6 +52,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// How long a signal waits for a start that is under way.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 const SIGKILL: i32 = 9;
+/// Exit status of what SIGKILL ended.
+const KILLED: u32 = 137;
 
 /// Where a container is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +84,8 @@ pub(crate) struct Container {
     hash: String,
     client: RunscClient,
     settings: Settings,
+    /// The pod's first container, for a member.
+    pod: Option<Arc<Container>>,
     /// Held by calls that change the container, one at a time. Never needed to read its state.
     lifecycle: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
@@ -91,12 +97,14 @@ pub(crate) struct Container {
 
 /// What Create found out and nothing changes.
 struct Settings {
+    kind: Kind,
     mode: Mode,
     /// As the spec's annotations name it, if they do.
     image: Option<String>,
     /// config.json as runsc got it.
     spec: Vec<u8>,
     oom_score_adj: Option<i64>,
+    limits: Limits,
     /// What the runsc binary was at Create.
     probe: std::result::Result<RuntimeProbe, ProbeError>,
     /// The lander is in place and runsc would start it.
@@ -125,6 +133,7 @@ struct Inner {
     capturing: bool,
     /// Somebody sent a signal.
     signalled: bool,
+    pod_side: pod::Pod,
 }
 
 #[derive(Debug, Clone)]
@@ -141,7 +150,7 @@ impl Container {
 
     /// The sandbox's process.
     pub(crate) fn pid(&self) -> u32 {
-        self.lock().pid.cast_unsigned()
+        self.root().lock().pid.cast_unsigned()
     }
 
     pub(crate) fn exit(&self) -> Option<ExitInfo> {
@@ -168,7 +177,7 @@ impl Container {
 
     /// The sandbox's control socket.
     fn control(&self) -> Control {
-        Control::new(self.lock().control_socket.clone(), ASK_LIMIT)
+        Control::new(self.root().lock().control_socket.clone(), ASK_LIMIT)
     }
 
     /// Publishes what the order allows now.
@@ -204,6 +213,7 @@ impl Container {
         }
         self.client.pause(&self.id).await.map_err(from_runsc)?;
         self.change_phase(Phase::Running, Phase::Paused);
+        self.note_frozen(true);
         let event = TaskPaused {
             container_id: self.id.clone(),
             ..TaskPaused::default()
@@ -218,6 +228,7 @@ impl Container {
             return Err(self.not_in("paused"));
         }
         self.client.resume(&self.id).await.map_err(from_runsc)?;
+        self.note_frozen(false);
         self.change_phase(Phase::Paused, Phase::Running);
         let event = TaskResumed {
             container_id: self.id.clone(),
@@ -247,16 +258,20 @@ impl Container {
         ) {
             return Err(self.not_in("alive"));
         }
-        serde_json::from_slice::<serde::de::IgnoredAny>(&resources).map_err(|e| {
+        let changed: serde_json::Value = serde_json::from_slice(&resources).map_err(|e| {
             TaskError::InvalidArgument(format!(
                 "resources for container {} are not JSON: {e}",
                 self.id
             ))
         })?;
+        // For a member runsc only keeps them in its record; the sandbox's cgroup is the root's to change.
         self.client
             .update(&self.id, resources)
             .await
-            .map_err(from_runsc)
+            .map_err(from_runsc)?;
+        let member = self.is_member().then_some(self.id.as_str());
+        self.root().change_limits(member, &changed);
+        Ok(())
     }
 
     /// Sends a signal to the first process, or to all.
@@ -283,13 +298,22 @@ impl Container {
         }
         match self.phase() {
             Phase::Stopped | Phase::Deleted => Err(finished(&self.id)),
-            // A paused kernel delivers nothing, and nothing has run in a created one.
-            Phase::Paused | Phase::Created if signal == SIGKILL => self.kill_sandbox().await,
+            // Nothing has run that could take a signal.
+            Phase::Created if signal == SIGKILL && self.is_member() => {
+                self.ended(KILLED, SystemTime::now()).await;
+                Ok(())
+            }
+            Phase::Created if signal == SIGKILL => self.kill_sandbox().await,
+            // A paused kernel delivers nothing.
+            Phase::Paused if signal == SIGKILL && !self.in_pod() => self.kill_sandbox().await,
             // So is one that is being saved.
             Phase::Running if signal == SIGKILL && self.lock().capturing => {
                 self.kill_sandbox().await
             }
             _ => {
+                if signal == SIGKILL {
+                    self.thaw_pod().await?;
+                }
                 let delivery = if all {
                     Delivery::All
                 } else {
@@ -310,7 +334,7 @@ impl Container {
     }
 
     async fn kill_sandbox(&self) -> Result<()> {
-        let sandbox = self.lock().undo.sandbox;
+        let sandbox = self.root().lock().undo.sandbox;
         let Some(sandbox) = sandbox else {
             return Err(finished(&self.id));
         };
@@ -364,6 +388,9 @@ impl Container {
                     self.id,
                     problems.join("; ")
                 )));
+            }
+            if let Some(root) = &self.pod {
+                root.dismiss(&self.bundle);
             }
             self.set_phase(Phase::Deleted);
             // Waiters that came before a start that never was.

@@ -7,8 +7,10 @@ use containerd_shim_protos::events::task::TaskStart;
 use thaw_config::Mode;
 use thaw_proto::{Outcome, Reason, StartRecord, failpoint};
 use thaw_runsc::spawn::Streams;
+use thaw_runsc::state::Record;
 
 use super::create::sandbox;
+use super::pod::set_oom_score;
 use super::trial::{self, TrialEnd};
 use super::{Container, ExitInfo, KILL_LIMIT, Phase, Restored, cgroup, from_runsc};
 use crate::logger::rfc3339;
@@ -117,6 +119,9 @@ impl Container {
             &self.settings.probe,
             &self.settings.lander,
         ) {
+            (Mode::Off, _, _) if self.in_pod() => {
+                Miss::new(Reason::Disabled, "containers of pods are started normally")
+            }
             (Mode::Off, _, _) => Miss::new(
                 Reason::Disabled,
                 "no policy and no annotation thaw.dev/snapshot asks for a restore",
@@ -209,16 +214,29 @@ impl Container {
             self.replace_sandbox().await?;
         }
         tokio::time::sleep(failpoint::delay("shim.before-cold-start")).await;
+        self.join_pod();
         if *self.doomed.borrow() {
             return Err(TaskError::FailedPrecondition(format!(
                 "container {} was killed before it was started",
                 self.id
             )));
         }
+        if !self.is_member() {
+            return self
+                .client
+                .start(&self.id, Streams::captured())
+                .await
+                .map_err(from_runsc);
+        }
+        // A member's streams and its gofer come with its start.
         self.client
-            .start(&self.id, Streams::captured())
+            .start(&self.id, self.io.attach()?)
             .await
-            .map_err(from_runsc)
+            .map_err(from_runsc)?;
+        let record = Record::load(&self.client.runsc.root, &self.id)
+            .map_err(|e| TaskError::Internal(e.to_string()))?;
+        let gofer = record.and_then(|record| ProcessRef::of(record.gofer_pid));
+        self.note(|undo| undo.gofer = gofer)
     }
 
     /// Ends the provisional sandbox and makes another one in its place, as if the first had never been.
@@ -237,6 +255,7 @@ impl Container {
             &self.bundle,
             &self.hash,
             &self.io,
+            false,
         )
         .await?;
         self.note(|undo| {
@@ -349,19 +368,13 @@ impl Container {
         self.write_record();
     }
 
-    /// The spec's own score, for sandbox and lander. It is taken out of the spec, since gVisor compares it.
+    /// The spec's own score, for sandbox and lander. It is taken out of the spec, since gVisor compares it. A member's
+    /// went to its pod's sandbox when it joined.
     fn apply_oom_score(&self) {
-        let Some(score) = self.settings.oom_score_adj else {
-            return;
-        };
+        let score = self.settings.oom_score_adj;
         let undo = self.lock().undo.clone();
-        let processes = [undo.sandbox, undo.lander];
-        for process in processes.into_iter().flatten().filter(ProcessRef::alive) {
-            let path = format!("/proc/{}/oom_score_adj", process.pid);
-            if let Err(error) = std::fs::write(&path, score.to_string()) {
-                // Lowering it needs CAP_SYS_RESOURCE, which not every host gives.
-                tracing::warn!(%error, path, score, "cannot set the OOM score");
-            }
+        if let Some(score) = score {
+            set_oom_score(score, &[undo.sandbox, undo.lander, undo.gofer]);
         }
     }
 }

@@ -5,10 +5,11 @@ use containerd_shim_protos::cgroups::metrics as v1;
 use containerd_shim_protos::cgroups_v2::metrics as v2;
 use protobuf::MessageField;
 use protobuf::well_known_types::any::Any;
-use thaw_runsc::control::Stats;
+use thaw_runsc::control::{Event, Stats};
 
 use super::cgroup::{Cgroup, host_is_v2, keyed, number};
 use super::{Container, Phase};
+use crate::pod::Limits;
 use crate::publisher::pack;
 use crate::status::{Result, TaskError};
 
@@ -51,10 +52,19 @@ impl Sample {
         let mut sample = Sample::default();
         match cgroup {
             Cgroup::V1 {
+                cpu,
                 cpuacct,
                 memory,
                 pids,
             } => {
+                if let Some(dir) = cpu {
+                    let get = |key| keyed(dir, "cpu.stat", key).unwrap_or(0);
+                    sample.throttled = Throttled {
+                        periods: get("nr_periods"),
+                        throttled_periods: get("nr_throttled"),
+                        nanoseconds: get("throttled_time"),
+                    };
+                }
                 if let Some(dir) = cpuacct {
                     sample.cpu_total = number(dir, "cpuacct.usage").unwrap_or(0);
                     sample.cpu_user = number(dir, "cpuacct.usage_user").unwrap_or(0);
@@ -135,6 +145,31 @@ impl Sample {
         if stats.pids.current > 0 {
             self.pids = stats.pids.current;
         }
+    }
+
+    /// Leaves of the whole sandbox's numbers those of one member of its pod. The cgroup knows the CPU time, the sandbox
+    /// how its containers share it (as `runsc events` has it, gVisor `runsc/container/container.go`, populateStats).
+    fn narrow(&mut self, id: &str, event: &Event, limits: Limits) {
+        let all: u64 = event.container_usage.values().sum();
+        let part = event.container_usage.get(id).copied().unwrap_or(0);
+        let share = |total: u64| match (all, total) {
+            (0, _) => 0,
+            (_, 0) => part,
+            _ => u64::try_from(u128::from(total) * u128::from(part) / u128::from(all))
+                .unwrap_or(u64::MAX),
+        };
+        self.cpu_total = share(self.cpu_total);
+        self.cpu_user = share(self.cpu_user);
+        self.cpu_system = share(self.cpu_system);
+        let stats = &event.event.data;
+        self.memory = stats.memory.usage.usage;
+        self.memory_max = self.memory_max.min(self.memory.max(stats.memory.usage.max));
+        self.memory_limit = limits.memory.unwrap_or(u64::MAX);
+        self.rss = self.memory.saturating_sub(stats.memory.cache);
+        self.cache = stats.memory.cache;
+        self.inactive_file = 0;
+        self.pids = stats.pids.current;
+        self.pids_limit = stats.pids.limit;
     }
 
     fn message(&self) -> Any {
@@ -227,26 +262,37 @@ impl Sample {
     }
 }
 
-/// What the cgroup says at the end of a container; after its removal nobody can say it any more.
+/// What the cgroup says at the end of a container; after its removal nobody can say it any more. Of a member, whose own
+/// numbers only its sandbox knew, it is the last that was asked for.
 pub(super) fn last_sample(container: &Container) -> Option<Sample> {
-    let (pid, cgroup) = {
+    let cgroup = container.cgroup()?;
+    let (last, oom_kills) = {
         let inner = container.lock();
-        (inner.pid, inner.cgroup.clone())
+        (inner.last_stats.clone(), inner.oom_kills)
     };
-    let cgroup = cgroup.or_else(|| Cgroup::of(pid))?;
-    let mut sample = Sample::of_cgroup(&cgroup);
+    let mut sample = match last {
+        Some(last) if container.is_member() => last,
+        _ => Sample::of_cgroup(&cgroup),
+    };
+    sample.oom_kills = cgroup.oom_kills().saturating_sub(oom_kills);
     sample.v2 = host_is_v2();
     Some(sample)
 }
 
 impl Container {
+    /// The cgroup of the container's sandbox.
+    pub(super) fn cgroup(&self) -> Option<Cgroup> {
+        let (pid, cgroup) = {
+            let inner = self.root().lock();
+            (inner.pid, inner.cgroup.clone())
+        };
+        cgroup.or_else(|| Cgroup::of(pid))
+    }
+
     /// For Stats. After the end: the last reading.
     pub(crate) async fn stats(&self) -> Result<Any> {
-        let (pid, cgroup, last) = {
-            let inner = self.lock();
-            (inner.pid, inner.cgroup.clone(), inner.last_stats.clone())
-        };
         if matches!(self.phase(), Phase::Stopped | Phase::Deleted) {
+            let last = self.lock().last_stats.clone();
             return last.map(|sample| sample.message()).ok_or_else(|| {
                 TaskError::NotFound(format!(
                     "container {} has ended, there are no statistics",
@@ -254,13 +300,20 @@ impl Container {
                 ))
             });
         }
-        let mut sample = match &cgroup {
-            Some(cgroup) => Sample::of_cgroup(cgroup),
-            None => Sample::of_process(pid),
+        let mut sample = match self.cgroup() {
+            Some(cgroup) => Sample::of_cgroup(&cgroup),
+            None => Sample::of_process(self.pid().cast_signed()),
         };
         sample.v2 = host_is_v2();
+        sample.oom_kills = sample.oom_kills.saturating_sub(self.lock().oom_kills);
         if matches!(self.phase(), Phase::Running | Phase::Paused) {
             match self.control().event(&self.id).await {
+                Ok(event) if self.is_member() => {
+                    sample.narrow(&self.id, &event, self.limits());
+                    self.lock().last_stats = Some(sample.clone());
+                }
+                // The sandbox container's numbers are the pod's.
+                Ok(_) if self.in_pod() => {}
                 Ok(event) => sample.refine(&event.event.data),
                 Err(error) => tracing::debug!(%error, "the sandbox gave no statistics"),
             }
@@ -274,6 +327,33 @@ mod tests {
     use protobuf::Message;
 
     use super::*;
+
+    #[test]
+    fn a_member_gets_its_share_of_the_sandbox() {
+        let mut sample = Sample {
+            cpu_total: 1000,
+            cpu_user: 600,
+            memory: 1 << 30,
+            memory_max: 2 << 30,
+            ..Sample::default()
+        };
+        let mut event = Event {
+            container_usage: [("a".to_owned(), 30), ("b".to_owned(), 10)].into(),
+            ..Event::default()
+        };
+        event.event.data.memory.usage.usage = 5 << 20;
+        event.event.data.pids.current = 3;
+        let limits = Limits {
+            memory: Some(7),
+            ..Limits::default()
+        };
+        sample.narrow("a", &event, limits);
+        assert_eq!((sample.cpu_total, sample.cpu_user), (750, 450));
+        assert_eq!((sample.memory, sample.pids), (5 << 20, 3));
+        assert_eq!(sample.memory_limit, 7);
+        sample.narrow("unknown", &event, Limits::default());
+        assert_eq!(sample.cpu_total, 0);
+    }
 
     #[test]
     fn the_type_is_the_hosts_and_units_are_its() {

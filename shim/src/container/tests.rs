@@ -256,9 +256,13 @@ async fn a_bad_request_leaves_nothing() {
         assert_eq!(error.code(), Code::INVALID_ARGUMENT);
         assert!(error.to_string().contains("thaw.dev/"), "{error}");
     }
-    let pod = serde_json::json!({"io.kubernetes.cri.container-type": "container"});
+    let mut pod = serde_json::json!({"io.kubernetes.cri.container-type": "container"});
+    let error = world.create_with(pod.clone(), "").await.map(drop);
+    assert_eq!(error.unwrap_err().code(), Code::INVALID_ARGUMENT);
+    pod["io.kubernetes.cri.sandbox-id"] = "gone".into();
     let error = world.create_with(pod, "").await.map(drop).unwrap_err();
-    assert_eq!(error.code(), Code::UNIMPLEMENTED);
+    assert_eq!(error.code(), Code::FAILED_PRECONDITION);
+    assert!(error.to_string().contains("gone"), "{error}");
     let error = world
         .create_with(serde_json::json!({}), "/nonexistent")
         .await
