@@ -2,12 +2,16 @@
 //!
 //! Every field has a default, so that Thaw works without a file; an unknown key is an error that names it.
 
+mod runsc_toml;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
 use thiserror::Error;
+
+pub use runsc_toml::RunscToml;
 
 /// Where the file is unless [`CONFIG_ENV`] says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/thaw/config.toml";

@@ -13,10 +13,11 @@ pub mod record;
 pub use reason::{Outcome, Reason};
 pub use record::StartRecord;
 
-/// Generated from `proto/thaw.proto`.
+/// Generated from `proto/*.proto`.
 #[allow(missing_docs, clippy::all, unused, unreachable_pub)]
 pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/services.rs"));
+    pub use runtimeoptions::Options as RuntimeOptions;
     pub use thaw::*;
     pub use thaw_ttrpc as rpc;
 }

@@ -8,6 +8,7 @@ mod gate;
 mod logger;
 mod netns;
 mod node;
+mod options;
 mod order;
 mod paths;
 mod pod;

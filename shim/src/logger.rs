@@ -1,14 +1,15 @@
 //! Log lines in logfmt to the `log` FIFO that containerd keeps open in the bundle.
 //!
 //! Writing never blocks the shim: lines go into a bounded channel, a thread of its own writes them, and what does not fit
-//! is counted. A panic writes its line directly before the process ends.
+//! is counted. A panic writes its line directly before the process ends. Options may ask for a file as well.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::SystemTime;
 
@@ -19,8 +20,13 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// Lines that wait while nobody reads.
 const RING: usize = 1024;
 
+/// What may change while the program runs.
+static LEVEL: AtomicUsize = AtomicUsize::new(INFO);
+static ALSO_TO: Mutex<Option<File>> = Mutex::new(None);
+/// [`rank`] of the level that holds unless another is set.
+const INFO: usize = 2;
+
 struct Logger {
-    level: Level,
     lines: SyncSender<String>,
     dropped: AtomicU64,
     context: String,
@@ -33,8 +39,8 @@ pub(crate) fn install(fifo: &Path, level: Level, namespace: &str, id: &str) {
     pair(&mut context, "namespace", namespace);
     pair(&mut context, "id", id);
     let last_words = (fifo.to_owned(), context.clone());
+    LEVEL.store(rank(level), Ordering::Relaxed);
     let logger = Logger {
-        level,
         lines,
         dropped: AtomicU64::new(0),
         context,
@@ -59,6 +65,42 @@ pub(crate) fn install(fifo: &Path, level: Level, namespace: &str, id: &str) {
     }));
 }
 
+/// Changes what is logged: one of the level names that gVisor's shim knows.
+pub(crate) fn set_level(name: &str) {
+    let level = match name.to_lowercase().as_str() {
+        "trace" => Level::TRACE,
+        "debug" => Level::DEBUG,
+        "warn" | "warning" => Level::WARN,
+        "error" | "fatal" | "panic" => Level::ERROR,
+        _ => Level::INFO,
+    };
+    LEVEL.store(rank(level), Ordering::Relaxed);
+}
+
+/// Appends the log to a file too, from now on. A later call names another file for the whole shim.
+pub(crate) fn also_to(path: &Path) -> std::io::Result<()> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o644)
+        .open(path)?;
+    *ALSO_TO.lock().expect("log file lock") = Some(file);
+    Ok(())
+}
+
+fn rank(level: Level) -> usize {
+    match level {
+        Level::ERROR => 0,
+        Level::WARN => 1,
+        Level::INFO => INFO,
+        Level::DEBUG => 3,
+        Level::TRACE => 4,
+    }
+}
+
 /// Without blocking: a FIFO without a reader refuses, a full one too.
 fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new()
@@ -70,6 +112,10 @@ fn open(path: &Path) -> std::io::Result<File> {
 fn write_all(path: &PathBuf, waiting: &Receiver<String>) {
     let mut file = None;
     for line in waiting {
+        // First, since the FIFO may make this thread wait.
+        if let Some(file) = &mut *ALSO_TO.lock().expect("log file lock") {
+            let _ = file.write_all(line.as_bytes());
+        }
         if file.is_none() {
             // Read and write: opening neither waits for containerd nor fails while it is away, and the writes of this
             // thread then wait in the FIFO for its return. Only this thread ever waits.
@@ -161,7 +207,7 @@ impl Visit for Fields {
 
 impl Subscriber for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.level
+        rank(*metadata.level()) <= LEVEL.load(Ordering::Relaxed)
     }
 
     // Spans are not used.
@@ -238,7 +284,6 @@ mod tests {
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let (lines, waiting) = sync_channel(4);
         let logger = Logger {
-            level: Level::INFO,
             lines,
             dropped: AtomicU64::new(0),
             context: String::new(),

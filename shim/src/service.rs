@@ -248,9 +248,11 @@ impl Task for Services {
                 stdout: request.stdout,
                 stderr: request.stderr,
                 terminal: request.terminal,
+                ..Wanted::default()
             },
             rootfs: request.rootfs,
             checkpoint: request.checkpoint,
+            options: request.options.into_option().unwrap_or_default(),
             id: request.id,
         };
         let pid = owned(self.0.clone().create_container(args)).await?;
@@ -385,6 +387,7 @@ impl Task for Services {
             stdout: request.stdout,
             stderr: request.stderr,
             terminal: request.terminal,
+            ..Wanted::default()
         };
         owned(container.add_exec(request.exec_id, process, io)).await?;
         Ok(Empty::default())

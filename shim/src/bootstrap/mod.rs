@@ -12,8 +12,8 @@ use containerd_shim::Flags;
 /// Why a command failed; becomes one line for containerd.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BootstrapError {
-    /// The command line.
-    #[error("cannot read the command line: {0}")]
+    /// The command line, or what came on standard input.
+    #[error("bad arguments: {0}")]
     Arguments(String),
     /// The configuration file.
     #[error(transparent)]

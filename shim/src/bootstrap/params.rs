@@ -7,11 +7,11 @@ use std::io::{IsTerminal, Read};
 
 use containerd_shim::Flags;
 use containerd_shim_protos::bootstrap_api::BootstrapParams;
-use containerd_shim_protos::shim::oci::Options;
 use protobuf::Message;
 use protobuf::well_known_types::any::Any;
 
 use super::{BootstrapError, io};
+use crate::options;
 
 /// containerd's own bound.
 const MAX_INPUT: u64 = 10 << 20;
@@ -81,11 +81,8 @@ pub(super) fn parse(
     environment: Environment,
 ) -> Result<StartParams, BootstrapError> {
     if let Some(params) = message(input, flags)? {
-        let options = params
-            .extensions
-            .iter()
-            .filter_map(|extension| extension.value.as_ref())
-            .find_map(options);
+        let extensions = params.extensions.iter();
+        let shim_cgroup = shim_cgroup(extensions.filter_map(|e| e.value.as_ref()))?;
         return Ok(StartParams {
             dialect: Dialect::Message,
             ttrpc_address: params.containerd_ttrpc_address,
@@ -94,10 +91,11 @@ pub(super) fn parse(
             // The enum is open and counts downwards: -4 is debug.
             debug: flags.debug || params.log_level.value() <= -4,
             socket_dir: params.socket_dir.filter(|dir| !dir.is_empty()),
-            shim_cgroup: options.unwrap_or_default().shim_cgroup,
+            shim_cgroup,
         });
     }
-    let options = Any::parse_from_bytes(input).ok().as_ref().and_then(options);
+    let options = Any::parse_from_bytes(input).ok();
+    let shim_cgroup = shim_cgroup(options.iter())?;
     Ok(StartParams {
         dialect: Dialect::Old,
         ttrpc_address: environment.ttrpc_address,
@@ -109,7 +107,7 @@ pub(super) fn parse(
         containerd: flags.publish_binary.clone(),
         debug: flags.debug,
         socket_dir: None,
-        shim_cgroup: options.unwrap_or_default().shim_cgroup,
+        shim_cgroup,
     })
 }
 
@@ -139,16 +137,24 @@ fn message(input: &[u8], flags: &Flags) -> Result<Option<BootstrapParams>, Boots
     )))
 }
 
-fn options(any: &Any) -> Option<Options> {
-    let name = any.type_url.rsplit('/').next()?;
-    (name == "containerd.runc.v1.Options")
-        .then(|| Options::parse_from_bytes(&any.value).ok())
-        .flatten()
+/// Of the first that are runtime options; other extensions are not for this shim.
+fn shim_cgroup<'a>(anys: impl Iterator<Item = &'a Any>) -> Result<String, BootstrapError> {
+    let options = anys
+        .filter(|any| options::known(any))
+        .map(options::read)
+        .next();
+    match options {
+        Some(options) => options
+            .map(|options| options.shim_cgroup)
+            .map_err(BootstrapError::Arguments),
+        None => Ok(String::new()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use containerd_shim_protos::bootstrap_api::{Extension, LogLevel};
+    use containerd_shim_protos::shim::oci::Options;
     use protobuf::EnumOrUnknown;
 
     use super::*;

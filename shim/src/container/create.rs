@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use containerd_shim_protos::api::Mount;
 use containerd_shim_protos::events::task::{TaskCreate, TaskIO};
 use protobuf::MessageField;
+use protobuf::well_known_types::any::Any;
 use serde::Deserialize;
 use serde_json::Value;
-use thaw_config::{Config, Mode, RESTORE_FROM_ANNOTATION};
+use thaw_config::{Config, Mode, RESTORE_FROM_ANNOTATION, RunscToml};
 use thaw_proto::failpoint;
 use thaw_runsc::command::{Create, Runsc};
 use thaw_runsc::probe::{self, RuntimeProbe};
@@ -33,7 +34,7 @@ use crate::records::ContainerRecord;
 use crate::status::{Result, TaskError};
 use crate::stdio::{ConsoleSocket, ProcessIo, Wanted};
 use crate::undo::{RunscPart, UndoState};
-use crate::{paths, rootfs};
+use crate::{logger, options, paths, rootfs};
 
 /// What CRI plugins write into specs.
 const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
@@ -50,6 +51,8 @@ pub(crate) struct CreateArgs {
     pub(crate) io: Wanted,
     /// Directory of a checkpoint to start from; empty: none.
     pub(crate) checkpoint: String,
+    /// Runtime options.
+    pub(crate) options: Any,
 }
 
 /// The content of [`CHECKPOINT_FILE`].
@@ -93,6 +96,7 @@ struct Plan {
     selection: Selection,
     hash: String,
     runsc: Runsc,
+    io_owner: (u32, u32),
     undo: UndoState,
 }
 
@@ -118,16 +122,13 @@ impl Plan {
             Kind::Plain | Kind::Sandbox => None,
         };
         let selection = select(&env, &args, &kind, &annotations)?;
-        let binary = probe::resolve(&env.config.runsc.path)
-            .map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
-        let root = paths::runsc_root(&env.config, &env.namespace);
-        paths::private_dir(&root).map_err(TaskError::io(format!(
-            "cannot make directory {}",
-            root.display()
-        )))?;
-        let runsc = Runsc::new(binary, root)
-            .with_flags(&env.config.runsc.flags)
-            .in_bundle(&args.bundle);
+        let options = options::read(&args.options).map_err(TaskError::InvalidArgument)?;
+        let runsc = match &pod {
+            // All of a pod is in the hands of one runsc.
+            Some(root) => root.client.runsc.in_bundle(&args.bundle),
+            None => runsc(&env, &options, &args.bundle)?,
+        };
+        begin_log(&options, &args.id)?;
         let rootfs_dir = spec::rootfs(&config, &args.bundle).ok_or_else(|| {
             TaskError::InvalidArgument(format!("config.json of {} has no root.path", args.id))
         })?;
@@ -166,6 +167,7 @@ impl Plan {
             pod,
             selection,
             runsc,
+            io_owner: (options.io_uid, options.io_gid),
             undo,
         })
     }
@@ -194,7 +196,11 @@ impl Plan {
         }
         self.mount().await?;
         self.remove_leftovers()?;
-        let io = ProcessIo::open(self.args.io.clone(), &self.env.namespace, &self.args.id).await?;
+        let wanted = Wanted {
+            owner: self.io_owner,
+            ..self.args.io.clone()
+        };
+        let io = ProcessIo::open(wanted, &self.env.namespace, &self.args.id).await?;
         let removed = spec::normalise(&mut self.config);
         if let Some((height, width)) = removed.console_size {
             io.resize(clamp(width), clamp(height))?;
@@ -249,6 +255,7 @@ impl Plan {
         let settings = Settings {
             kind: self.kind.clone(),
             limits,
+            io_owner: self.io_owner,
             mode: self.selection.mode,
             image: self.selection.image.clone(),
             spec,
@@ -443,6 +450,40 @@ pub(super) async fn sandbox(
         gofer: ProcessRef::of(record.gofer_pid),
         control_socket: record.sandbox.control_socket,
     })
+}
+
+/// The runsc that the configuration and the request's options name.
+fn runsc(env: &Env, options: &RunscToml, bundle: &Path) -> Result<Runsc> {
+    let path = options
+        .binary_name
+        .as_ref()
+        .unwrap_or(&env.config.runsc.path);
+    let binary = probe::resolve(path).map_err(|e| TaskError::FailedPrecondition(e.to_string()))?;
+    let root = match &options.root {
+        Some(root) => root.join(&env.namespace),
+        None => paths::runsc_root(&env.config, &env.namespace),
+    };
+    paths::private_dir(&root).map_err(TaskError::io(format!(
+        "cannot make directory {}",
+        root.display()
+    )))?;
+    Ok(Runsc::new(binary, root)
+        .with_flags(&env.config.runsc.flags)
+        .with_flags(&options.runsc_config)
+        .in_bundle(bundle))
+}
+
+/// The log that the options ask for, besides containerd's.
+fn begin_log(options: &RunscToml, id: &str) -> Result<()> {
+    if let Some(level) = &options.log_level {
+        logger::set_level(level);
+    }
+    match options.log_file(id) {
+        Some(path) => logger::also_to(&path).map_err(|e| {
+            TaskError::InvalidArgument(format!("log_path: cannot write {}: {e}", path.display()))
+        }),
+        None => Ok(()),
+    }
 }
 
 /// What the request, the annotations and the configuration say about restoring.

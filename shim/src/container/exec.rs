@@ -95,7 +95,7 @@ impl Container {
         self: Arc<Self>,
         id: String,
         process: Vec<u8>,
-        io: crate::stdio::Wanted,
+        mut io: crate::stdio::Wanted,
     ) -> Result<()> {
         if !paths::is_component(&id) {
             return Err(TaskError::InvalidArgument(format!(
@@ -111,6 +111,7 @@ impl Container {
         if !matches!(self.phase(), Phase::Running | Phase::Paused) {
             return Err(self.not_in("running"));
         }
+        io.owner = self.settings.io_owner;
         let io = ProcessIo::open(io, &self.env.namespace, &self.id).await?;
         let exec = Arc::new(Exec {
             id: id.clone(),

@@ -105,6 +105,8 @@ struct Settings {
     spec: Vec<u8>,
     oom_score_adj: Option<i64>,
     limits: Limits,
+    /// User and group of the pipes that processes get.
+    io_owner: (u32, u32),
     /// What the runsc binary was at Create.
     probe: std::result::Result<RuntimeProbe, ProbeError>,
     /// The lander is in place and runsc would start it.

@@ -48,6 +48,9 @@ pub(super) async fn start(
     let mut ready = pipe::Receiver::from_owned_fd(ready).map_err(TaskError::io(&attempted))?;
     let mut byte = [0; 1];
     match tokio::time::timeout(READY_LIMIT, ready.read(&mut byte)).await {
+        Ok(Ok(0)) if program.strict => Err(TaskError::Internal(format!(
+            "{attempted}: it closed its ready pipe without a byte, which binary-v2 asks for"
+        ))),
         Ok(Ok(_)) => Ok((stdout, stderr)),
         Ok(Err(error)) => Err(TaskError::io(&attempted)(error)),
         Err(_) => Err(TaskError::DeadlineExceeded(format!(

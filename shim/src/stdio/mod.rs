@@ -11,7 +11,7 @@ mod target;
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,6 +33,8 @@ pub(crate) struct Wanted {
     pub(crate) stdout: String,
     pub(crate) stderr: String,
     pub(crate) terminal: bool,
+    /// User and group of the pipes that the process gets.
+    pub(crate) owner: (u32, u32),
 }
 
 /// The streams of one process, through all sandboxes that it may be tried in.
@@ -94,12 +96,6 @@ impl ProcessIo {
         let mut holds = Vec::new();
         let (stdout, stderr) = match (stdout, stderr) {
             (Target::Program(program), _) => {
-                if wanted.terminal {
-                    return Err(TaskError::Unimplemented(format!(
-                        "a logging program ({}) for a container with a terminal is not supported",
-                        wanted.stdout
-                    )));
-                }
                 let (stdout, stderr) = logger::start(&program, namespace, id).await?;
                 (
                     Sink::Direct(Mutex::new(Some(stdout))),
@@ -140,6 +136,7 @@ impl ProcessIo {
         let mut streams = Streams::default();
         if matches!(self.stdin, Target::Fifo(_)) {
             let (reader, writer) = pipe()?;
+            self.hand_over(&reader)?;
             streams.stdin = Input::Fd(reader);
             let end = pipe::Sender::from_owned_fd(writer)
                 .map_err(TaskError::io("cannot use a pipe for standard input"))?;
@@ -165,12 +162,24 @@ impl ProcessIo {
             }
             Sink::Fifo(path) => {
                 let (reader, writer) = pipe()?;
+                self.hand_over(&writer)?;
                 let from = pipe::Receiver::from_owned_fd(reader)
                     .map_err(TaskError::io("cannot use a pipe for output"))?;
                 self.copies.output(from, fifo_writer(path)?);
                 Output::Fd(writer)
             }
         })
+    }
+
+    /// Makes a pipe the process's own, so that it can open it again by name.
+    fn hand_over(&self, pipe: &OwnedFd) -> Result<()> {
+        let (user, group) = self.wanted.owner;
+        if (user, group) == (0, 0) {
+            return Ok(());
+        }
+        std::os::unix::fs::fchown(pipe, Some(user), Some(group)).map_err(TaskError::io(format!(
+            "cannot give a pipe to user {user} and group {group}"
+        )))
     }
 
     /// The terminal's master end, from the console socket of the command that the streams were for.
@@ -190,8 +199,7 @@ impl ProcessIo {
                     .transpose()
                     .map_err(TaskError::io("cannot duplicate an output descriptor"))?;
                 if let Some(file) = file {
-                    self.copies
-                        .output(pty.clone(), tokio::fs::File::from_std(File::from(file)));
+                    self.copy_terminal(&pty, file.into())?;
                 }
             }
         }
@@ -201,6 +209,24 @@ impl ProcessIo {
             set_size(&pty, columns, rows)?;
         }
         state.console = Some(pty);
+        Ok(())
+    }
+
+    /// To a file or to the pipe of a logging program; one that has stalled must not hold a thread.
+    fn copy_terminal(&self, pty: &Pty, to: File) -> Result<()> {
+        let attempted = "cannot use the output of a terminal";
+        if to
+            .metadata()
+            .map_err(TaskError::io(attempted))?
+            .file_type()
+            .is_fifo()
+        {
+            let to = pipe::Sender::from_file(to).map_err(TaskError::io(attempted))?;
+            self.copies.output(pty.clone(), to);
+        } else {
+            self.copies
+                .output(pty.clone(), tokio::fs::File::from_std(to));
+        }
         Ok(())
     }
 

@@ -10,6 +10,8 @@ use crate::status::{Result, TaskError};
 pub(super) struct Program {
     pub(super) path: PathBuf,
     pub(super) args: Vec<String>,
+    /// `binary-v2`: it says that it is ready by a byte; without one it has failed.
+    pub(super) strict: bool,
 }
 
 /// One stream.
@@ -61,6 +63,7 @@ impl Target {
                     })
                     .filter(|word| !word.is_empty())
                     .collect(),
+                strict: scheme == "binary-v2",
             })),
             _ => Err(TaskError::InvalidArgument(format!(
                 "stream {text:?} has an unknown scheme, use a path, file, binary or binary-v2"
@@ -118,6 +121,7 @@ mod tests {
             Target::Program(Program {
                 path: "/usr/bin/nerdctl".into(),
                 args: vec!["_NERDCTL_INTERNAL_LOGGING".into(), "/var/lib".into()],
+                strict: false,
             })
         );
     }
