@@ -14,6 +14,9 @@ use crate::error::{Failure, RunscError};
 use crate::log::LogMark;
 use crate::spawn::{Finished, Input, RunError, Spawner, Streams, run};
 
+/// Go programs end with this status when they cannot read their flags (package flag).
+const BAD_USAGE: i32 = 2;
+
 /// One runsc, who starts its commands, and how long they may take.
 #[derive(Clone)]
 pub struct RunscClient {
@@ -237,7 +240,7 @@ impl RunscClient {
     ) -> Result<(), RunscError> {
         let mark = self.mark();
         let done = self.launch(verb, id, command, streams, limit).await?;
-        self.succeeded(verb, id, mark.as_ref(), &done)
+        self.succeeded(verb, id, mark.as_ref(), &done).await
     }
 
     async fn checked(
@@ -251,7 +254,7 @@ impl RunscClient {
         let done = self
             .launch(verb, id, command, Streams::captured(), limit)
             .await?;
-        self.succeeded(verb, id, mark.as_ref(), &done)?;
+        self.succeeded(verb, id, mark.as_ref(), &done).await?;
         Ok(done)
     }
 
@@ -282,7 +285,7 @@ impl RunscClient {
         self.runsc.log.as_deref().map(LogMark::end_of)
     }
 
-    fn succeeded(
+    async fn succeeded(
         &self,
         verb: &'static str,
         id: &str,
@@ -294,9 +297,35 @@ impl RunscClient {
         }
         let failure = match self.message(mark, done) {
             Some(text) => Failure::classify(&text),
-            None => Failure::Other(format!("failed without a message ({})", done.status)),
+            None => self.unexplained(done).await,
         };
         Err(self.error(verb, id, failure))
+    }
+
+    /// A command that refuses its flags says so only on its standard error, which may be the container's: with this
+    /// status the flags are tried again where the answer can be read.
+    async fn unexplained(&self, done: &Finished) -> Failure {
+        let mut text = format!("failed without a message ({})", done.status);
+        if done.status.code() == Some(BAD_USAGE) {
+            let streams = Streams::captured();
+            let tried = run(
+                self.spawner.as_ref(),
+                self.runsc.usage(),
+                streams,
+                Some(self.limit),
+            )
+            .await;
+            if let Ok(tried) = tried
+                && !tried.status.success()
+            {
+                let said = String::from_utf8_lossy(&tried.stderr);
+                text = format!(
+                    "it does not take its flags: {}",
+                    said.lines().next().unwrap_or_default()
+                );
+            }
+        }
+        Failure::Other(text)
     }
 
     /// The last error in the log since the mark; of several, the one that this command also printed, since commands of

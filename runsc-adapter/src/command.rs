@@ -323,6 +323,11 @@ impl Runsc {
         c
     }
 
+    /// `help` with the global flags of every other command.
+    pub fn usage(&self) -> Command {
+        self.verb("help")
+    }
+
     /// `help` of a verb.
     pub fn help(&self, verb: &str) -> Command {
         let mut c = Command::new(&self.binary);

@@ -77,6 +77,9 @@ pub enum Failure {
     /// runsc succeeded but printed something else than expected.
     #[error("answer not understood: {0}")]
     Answer(String),
+    /// What it was given is not what the command takes.
+    #[error("{0}")]
+    BadInput(String),
     /// Anything else, in runsc's words.
     #[error("{0}")]
     Other(String),
@@ -178,6 +181,9 @@ impl Failure {
             || (has("container ") && has(" does not exist"))
         {
             return Failure::NotFound;
+        }
+        if has("json: cannot unmarshal") {
+            return Failure::BadInput(shorten(text));
         }
         if has("checkpoint failed") && has("file exists") {
             return Failure::ImageExists;

@@ -198,7 +198,12 @@ impl Task for Services {
     ) -> ttrpc::Result<api::StateResponse> {
         let container = self.0.container(&request.id)?;
         let mut response = api::StateResponse {
-            id: container.id.clone(),
+            // Of an exec, its own: containerd's clients know it by that.
+            id: if request.exec_id.is_empty() {
+                container.id.clone()
+            } else {
+                request.exec_id.clone()
+            },
             bundle: container.bundle.display().to_string(),
             exec_id: request.exec_id.clone(),
             ..api::StateResponse::default()

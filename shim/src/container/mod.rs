@@ -449,6 +449,7 @@ pub(crate) fn from_runsc(error: thaw_runsc::RunscError) -> TaskError {
         Failure::NotFound | Failure::NoSuchProcess => TaskError::NotFound(text),
         Failure::AlreadyExists => TaskError::AlreadyExists(text),
         Failure::WrongState { .. } => TaskError::FailedPrecondition(text),
+        Failure::BadInput(_) => TaskError::InvalidArgument(text),
         Failure::Timeout(_) => TaskError::DeadlineExceeded(text),
         Failure::Died(_) | Failure::StatusLost => TaskError::Unavailable(text),
         _ => TaskError::Internal(text),
