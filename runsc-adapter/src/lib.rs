@@ -4,6 +4,7 @@
 //! [`RunscClient`] runs verbs and turns their failures into [`Failure`]; [`control::Control`] asks a sandbox directly;
 //! [`probe::RuntimeProbe`] says which runsc this is; [`sidecar::SidecarDir`] makes runsc start the lander.
 
+pub mod cgroup_path;
 pub mod client;
 pub mod command;
 pub mod control;

@@ -18,7 +18,7 @@ use thaw_runsc::probe::{self, RuntimeProbe};
 use thaw_runsc::sidecar::SidecarDir;
 use thaw_runsc::spawn::Streams;
 use thaw_runsc::state::{Record, live_sandboxes};
-use thaw_runsc::{RunscClient, spec};
+use thaw_runsc::{RunscClient, cgroup_path, spec};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -214,6 +214,9 @@ impl Plan {
                 .pointer("/linux/resources")
                 .unwrap_or(&Value::Null),
         );
+        if !cgroup::host_is_v2() {
+            cgroup_path::make_plain(&mut self.config);
+        }
         let spec = self.write_spec()?;
         let run_dir = &self.env.config.run_dir;
         let probe = RuntimeProbe::of(&self.runsc, self.env.children.as_ref(), run_dir).await;
