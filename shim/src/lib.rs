@@ -2,6 +2,7 @@
 //! restores a snapshot, and finds the way back to a normal start when it does not succeed.
 
 mod bootstrap;
+mod cgroup;
 mod container;
 mod env;
 mod gate;

@@ -4,7 +4,7 @@
 //! Every step works on what may or may not be there, so undoing twice is fine.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,6 +21,7 @@ use thaw_runsc::state::Record;
 use thaw_runsc::{RunscClient, Spawner, TokioSpawner};
 
 use crate::bootstrap::{self, BootstrapError};
+use crate::cgroup;
 use crate::netns::NetworkState;
 use crate::paths;
 use crate::process::ProcessRef;
@@ -83,6 +84,9 @@ pub(crate) struct UndoState {
     /// Directories in which a sandbox of this container may leave its filestore.
     #[serde(default)]
     pub(crate) filestore_dirs: Vec<PathBuf>,
+    /// The spec's cgroup path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cgroup: Option<String>,
     /// The network namespace that the container joins and how it was before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) netns: Option<PathBuf>,
@@ -177,7 +181,13 @@ impl UndoState {
         for dir in &self.filestore_dirs {
             let path = dir.join(&name);
             match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error)
+                    if !matches!(
+                        error.kind(),
+                        // Where nothing can be written there is none.
+                        ErrorKind::NotFound | ErrorKind::ReadOnlyFilesystem
+                    ) =>
+                {
                     return Err(format!(
                         "cannot remove filestore {}: {error}",
                         path.display()
@@ -227,7 +237,7 @@ impl UndoState {
                 Err(error) => Err(error),
             };
             match removed {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
                     problems.push(format!("cannot remove {}: {error}", path.display()));
                 }
                 _ => {}
@@ -269,6 +279,9 @@ impl UndoState {
             problems.push(format!("processes {left:?} do not end"));
         }
         problems.extend(self.forget(client).await.err());
+        if let Some(path) = &self.cgroup {
+            cgroup::remove_empty(path);
+        }
         problems.extend(self.remove_filestores().err());
         problems.extend(self.put_network_back().await.err());
         problems.extend(self.remove_files());

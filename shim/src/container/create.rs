@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::pod::Pod;
-use super::{Container, Inner, KILL_LIMIT, Phase, Settings, cgroup, from_runsc};
+use super::{Container, Inner, KILL_LIMIT, Phase, Settings, from_runsc};
 use crate::env::Env;
 use crate::netns::NetworkState;
 use crate::node::{self, Lookup};
@@ -34,7 +34,7 @@ use crate::records::ContainerRecord;
 use crate::status::{Result, TaskError};
 use crate::stdio::{ConsoleSocket, ProcessIo, Wanted};
 use crate::undo::{RunscPart, UndoState};
-use crate::{logger, options, paths, rootfs};
+use crate::{cgroup, logger, options, paths, rootfs};
 
 /// What CRI plugins write into specs.
 const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
@@ -234,6 +234,11 @@ impl Plan {
             (Ok(probe), Ok(())) => self.look_up(probe, &spec),
             _ => None,
         };
+        self.undo.cgroup = self
+            .config
+            .pointer("/linux/cgroupsPath")
+            .and_then(Value::as_str)
+            .map(str::to_owned);
         self.undo.created = true;
         self.save()?;
         let client = self.client();

@@ -66,16 +66,13 @@ impl Container {
                     (code(ended), ended.at)
                 }
             };
-            container.ended(status, at).await;
-            // A pod's sandbox goes on without this member.
-            if container.is_member() {
-                return;
-            }
-            // It goes by itself; if not, it must not keep the container's files and memory.
-            if tokio::time::timeout(LINGER, exit.wait()).await.is_err() {
+            // A pod's sandbox goes on without this member. Else it goes by itself, and only then the end is announced: the
+            // process that containerd knows must be gone with it. One that stays must not keep files and memory.
+            if !container.is_member() && tokio::time::timeout(LINGER, exit.wait()).await.is_err() {
                 tracing::warn!("sandbox did not end with its program, killing it");
                 let _ = container.kill_sandbox().await;
             }
+            container.ended(status, at).await;
         });
     }
 

@@ -219,6 +219,8 @@ impl FakeRunsc {
                         "containerManager.Signal" => {
                             let signal = request["arg"]["Signo"].as_u64().unwrap_or(0);
                             fake.program.send_replace(u32::try_from(signal).ok());
+                            // As a real one does with its program.
+                            fake.end_sandboxes();
                             Value::Null
                         }
                         "Usage.Collect" => json!({"Total": 1000}),

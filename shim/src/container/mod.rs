@@ -1,6 +1,5 @@
 //! One container, from Create to Delete.
 
-mod cgroup;
 mod checkpoint;
 mod create;
 mod exec;
@@ -30,6 +29,7 @@ use thaw_runsc::probe::{ProbeError, RuntimeProbe};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use crate::cgroup::Cgroup;
 use crate::env::Env;
 use crate::node::Lookup;
 use crate::order::{Order, Step};
@@ -129,7 +129,7 @@ struct Inner {
     /// Statistics at the end, for callers that ask after it.
     last_stats: Option<stats::Sample>,
     /// Where the sandbox's numbers are; found while it lives, read also after.
-    cgroup: Option<cgroup::Cgroup>,
+    cgroup: Option<Cgroup>,
     /// Kills that the cgroup had counted when the sandbox was created.
     oom_kills: u64,
     capturing: bool,

@@ -7,8 +7,8 @@ use protobuf::MessageField;
 use protobuf::well_known_types::any::Any;
 use thaw_runsc::control::{Event, Stats};
 
-use super::cgroup::{Cgroup, host_is_v2, keyed, number};
 use super::{Container, Phase};
+use crate::cgroup::{Cgroup, host_is_v2, keyed, number};
 use crate::pod::Limits;
 use crate::publisher::pack;
 use crate::status::{Result, TaskError};

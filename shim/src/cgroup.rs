@@ -8,7 +8,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// Which files there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Cgroup {
+pub(crate) enum Cgroup {
     V1 {
         cpu: Option<PathBuf>,
         cpuacct: Option<PathBuf>,
@@ -19,19 +19,19 @@ pub(super) enum Cgroup {
 }
 
 /// Whether the host's main hierarchy is v2. A hybrid host counts as v1: its controllers are there.
-pub(super) fn host_is_v2() -> bool {
+pub(crate) fn host_is_v2() -> bool {
     Path::new(ROOT).join("cgroup.controllers").exists()
 }
 
 impl Cgroup {
     /// The cgroup of a process. `None` if it is in no group of its own: the root's numbers are the whole machine's.
-    pub(super) fn of(pid: i32) -> Option<Cgroup> {
+    pub(crate) fn of(pid: i32) -> Option<Cgroup> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         parse(&text, host_is_v2(), Path::new(ROOT))
     }
 
     /// Memory charged to the group, in bytes.
-    pub(super) fn memory_usage(&self) -> u64 {
+    pub(crate) fn memory_usage(&self) -> u64 {
         match self {
             Cgroup::V1 { memory, .. } => memory
                 .as_deref()
@@ -42,7 +42,7 @@ impl Cgroup {
     }
 
     /// Changes the group's limits from `before` to `after`; what is the same in both is left alone.
-    pub(super) fn limit(&self, before: Limits, after: Limits) -> std::io::Result<()> {
+    pub(crate) fn limit(&self, before: Limits, after: Limits) -> std::io::Result<()> {
         let write = |dir: &Option<PathBuf>, file: &str, value: String| match dir {
             Some(dir) => std::fs::write(dir.join(file), value)
                 .map_err(|e| std::io::Error::other(format!("{}: {e}", dir.join(file).display()))),
@@ -80,7 +80,7 @@ impl Cgroup {
     }
 
     /// Times that the kernel killed a process of the group because memory ran out.
-    pub(super) fn oom_kills(&self) -> u64 {
+    pub(crate) fn oom_kills(&self) -> u64 {
         match self {
             Cgroup::V1 { memory, .. } => memory
                 .as_deref()
@@ -92,8 +92,26 @@ impl Cgroup {
 }
 
 /// As [`Cgroup::oom_kills`], 0 where nothing can be known.
-pub(super) fn oom_kills(pid: i32) -> u64 {
+pub(crate) fn oom_kills(pid: i32) -> u64 {
     Cgroup::of(pid).map_or(0, |cgroup| cgroup.oom_kills())
+}
+
+/// Removes the group of this path in every hierarchy, where it is there and empty. A `runsc create` that fails leaves it
+/// behind (gVisor `runsc/container/container.go`, createRoot).
+pub(crate) fn remove_empty(path: &str) {
+    let below = path.trim_start_matches('/');
+    // A relative path is below runsc's own group, which is not known here.
+    if !path.starts_with('/') || below.is_empty() || below.split('/').any(|part| part == "..") {
+        return;
+    }
+    let root = Path::new(ROOT);
+    let hierarchies = std::fs::read_dir(root)
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_else(|_| Vec::new());
+    for hierarchy in hierarchies.iter().map(PathBuf::as_path).chain([root]) {
+        // Only what has no processes and no groups below goes.
+        let _ = std::fs::remove_dir(hierarchy.join(below));
+    }
 }
 
 fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
@@ -134,7 +152,7 @@ fn parse(text: &str, v2: bool, root: &Path) -> Option<Cgroup> {
 }
 
 /// A file with one number; `max` and anything else that is no number is none.
-pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
+pub(crate) fn number(dir: &Path, file: &str) -> Option<u64> {
     std::fs::read_to_string(dir.join(file))
         .ok()?
         .trim()
@@ -143,7 +161,7 @@ pub(super) fn number(dir: &Path, file: &str) -> Option<u64> {
 }
 
 /// One value of a file with lines `key value`.
-pub(super) fn keyed(dir: &Path, file: &str, key: &str) -> Option<u64> {
+pub(crate) fn keyed(dir: &Path, file: &str, key: &str) -> Option<u64> {
     let text = std::fs::read_to_string(dir.join(file)).ok()?;
     text.lines().find_map(|line| {
         line.strip_prefix(key)?
