@@ -323,6 +323,13 @@ impl Runsc {
         c
     }
 
+    /// `features`: what the OCI runtime specification asks of runtimes, in JSON.
+    pub fn features(&self) -> Command {
+        let mut c = Command::new(&self.binary);
+        c.arg("features");
+        c
+    }
+
     /// `help` with the global flags of every other command.
     pub fn usage(&self) -> Command {
         self.verb("help")

@@ -4,6 +4,7 @@
 //! its own, closed when the answer is in, because an idle connection delays the end of the sandbox.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,10 +13,14 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
+use rustix::fs::{Mode, OFlags};
+
 use crate::error::Failure;
 use crate::id;
 pub use crate::stats::{Event, MemoryUsage, Process, Stats, StatsEvent};
 
+/// Longest path in a socket's address, without the terminating zero.
+const MAX_SOCKET_PATH: usize = 107;
 /// Longest answer that is accepted; a process list of 100,000 entries fits.
 const MAX_ANSWER: usize = 32 << 20;
 
@@ -232,13 +237,12 @@ impl Control {
         method: &'static str,
         arg: A,
     ) -> Result<Option<T>, ControlError> {
-        let mut stream =
-            UnixStream::connect(&self.socket)
-                .await
-                .map_err(|source| ControlError::Connect {
-                    socket: self.socket.clone(),
-                    source,
-                })?;
+        let mut stream = connect(&self.socket)
+            .await
+            .map_err(|source| ControlError::Connect {
+                socket: self.socket.clone(),
+                source,
+            })?;
         let request =
             serde_json::to_vec(&Call { method, arg }).map_err(|e| ControlError::Answer {
                 method,
@@ -269,6 +273,24 @@ impl Control {
             }
         }
     }
+}
+
+/// runsc's directory may be so deep that a socket's path in it does not fit into an address (unix(7)); the directory's
+/// descriptor makes it short, as runsc itself does.
+async fn connect(socket: &Path) -> std::io::Result<UnixStream> {
+    if socket.as_os_str().len() <= MAX_SOCKET_PATH {
+        return UnixStream::connect(socket).await;
+    }
+    let (Some(dir), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    let dir = rustix::fs::open(
+        dir,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    let near = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
+    UnixStream::connect(near.join(name)).await
 }
 
 /// `None`: the object is not complete yet.
@@ -397,6 +419,27 @@ mod tests {
             control.usage(false).await.unwrap_err(),
             ControlError::Connect { .. }
         ));
+    }
+
+    #[tokio::test]
+    async fn a_deep_directory_is_no_obstacle() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(120));
+        std::fs::create_dir(&deep).unwrap();
+        // Bound under a short name, since nothing else can.
+        let short = dir.path().join("l");
+        std::os::unix::fs::symlink(&deep, &short).unwrap();
+        let served = server(
+            short.join("s"),
+            vec![r#"{"success":true,"err":"","result":2}"#],
+        )
+        .await;
+        let control = Control::new(deep.join("s"), Duration::from_secs(10));
+        assert_eq!(
+            control.runtime_state("c").await.unwrap(),
+            RuntimeState::Running
+        );
+        served.await.unwrap();
     }
 
     #[test]

@@ -124,6 +124,20 @@ pub fn network_namespace(spec: &Value) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
+/// The sources of all bind mounts.
+pub fn bind_sources(spec: &Value) -> impl Iterator<Item = &str> {
+    let mounts = spec.get("mounts").and_then(Value::as_array);
+    mounts.into_iter().flatten().filter_map(|mount| {
+        let options = mount.get("options").and_then(Value::as_array);
+        let is_bind = mount.get("type").and_then(Value::as_str) == Some("bind")
+            || options
+                .into_iter()
+                .flatten()
+                .any(|option| matches!(option.as_str(), Some("bind" | "rbind")));
+        mount.get("source")?.as_str().filter(|_| is_bind)
+    })
+}
+
 /// The root filesystem's directory; a relative one lies in the bundle.
 pub fn rootfs(spec: &Value, bundle: &Path) -> Option<PathBuf> {
     Some(bundle.join(spec.pointer("/root/path")?.as_str()?))
@@ -216,6 +230,16 @@ mod tests {
             assert_eq!(annotations(&spec), BTreeMap::new());
             assert_eq!(network_namespace(&spec), None);
         }
+    }
+
+    #[test]
+    fn bind_mounts_are_told_by_type_or_option() {
+        let spec = json!({"mounts": [
+            {"type": "proc", "source": "proc"}, {"type": "bind", "source": "/a"},
+            {"source": "/b", "options": ["ro", "rbind"]}, {"type": "tmpfs", "source": "/c", "options": ["ro"]}
+        ]});
+        assert_eq!(bind_sources(&spec).collect::<Vec<_>>(), ["/a", "/b"]);
+        assert_eq!(bind_sources(&json!(null)).count(), 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod order;
 mod paths;
 mod pod;
 mod process;
+mod program;
 mod publisher;
 mod reaper;
 mod records;

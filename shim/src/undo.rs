@@ -169,7 +169,11 @@ impl UndoState {
         match client.delete(&self.id, true).await {
             Ok(()) => Ok(()),
             Err(error) if matches!(error.failure, Failure::NotFound) => Ok(()),
-            Err(error) => Err(error.to_string()),
+            // A sandbox that is gone is worth a complaint to runsc, which forgets the container all the same.
+            Err(error) => match Record::load(&self.runsc.root, &self.id) {
+                Ok(None) => Ok(()),
+                _ => Err(error.to_string()),
+            },
         }
     }
 
@@ -300,10 +304,11 @@ fn runs_for(pid: i32, id: &str) -> bool {
 }
 
 /// Undoes what was done for the containers in this one's sandbox, which is gone.
-async fn undo_members(state: &UndoState) -> Vec<String> {
+async fn undo_members(state: &UndoState, root: &Path) -> Vec<String> {
     let members = state.members.iter().filter_map(|bundle| {
         let member = UndoState::load(bundle).filter(|m| m.pod.as_ref() == Some(&state.id))?;
-        let client = member.client(bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
+        // Its log goes to the pod's bundle: containerd may be removing the member's at this moment.
+        let client = member.client(root, Arc::new(TokioSpawner), DELETE_LIMIT);
         Some(tokio::spawn(async move {
             member.undo(&client, KILL_LIMIT).await
         }))
@@ -333,7 +338,7 @@ pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
         let client = state.client(&bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
         let mut problems = state.undo(&client, KILL_LIMIT).await;
         // containerd 2 runs this once for a pod and not for the containers in it.
-        problems.extend(undo_members(&state).await);
+        problems.extend(undo_members(&state, &bundle).await);
         for problem in problems {
             eprintln!("{problem}");
         }

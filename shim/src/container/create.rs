@@ -34,7 +34,7 @@ use crate::records::ContainerRecord;
 use crate::status::{Result, TaskError};
 use crate::stdio::{ConsoleSocket, ProcessIo, Wanted};
 use crate::undo::{RunscPart, UndoState};
-use crate::{cgroup, logger, options, paths, rootfs};
+use crate::{cgroup, logger, options, paths, program, rootfs};
 
 /// What CRI plugins write into specs.
 const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
@@ -73,7 +73,7 @@ pub(crate) async fn create(
     let mut plan = Plan::of(env, args, find).await?;
     let made = plan.carry_out().await;
     if let Err(error) = &made {
-        tracing::error!(%error, "create failed");
+        tracing::error!(container = plan.args.id, %error, "create failed");
         for problem in plan.undo.undo(&plan.client(), KILL_LIMIT).await {
             tracing::warn!(problem, "after a failed create");
         }
@@ -196,6 +196,9 @@ impl Plan {
         }
         self.mount().await?;
         self.remove_leftovers()?;
+        self.check_program()?;
+        self.check_mounts()?;
+        self.note_read_only_root();
         let wanted = Wanted {
             owner: self.io_owner,
             ..self.args.io.clone()
@@ -286,6 +289,44 @@ impl Plan {
                 error
             )),
             _ => rootfs::mount(self.args.rootfs.clone(), dir.clone()).await,
+        }
+    }
+
+    fn check_program(&self) -> Result<()> {
+        let missing = spec::rootfs(&self.config, &self.args.bundle)
+            .and_then(|rootfs| program::missing(&self.config, &rootfs));
+        match missing {
+            Some(text) => Err(TaskError::InvalidArgument(format!(
+                "container {}: {text}",
+                self.args.id
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// A source that is missing ends runsc's gofer without a word.
+    fn check_mounts(&self) -> Result<()> {
+        for source in spec::bind_sources(&self.config) {
+            // A relative one lies in the bundle.
+            if let Err(error) = std::fs::metadata(self.args.bundle.join(source)) {
+                return Err(TaskError::InvalidArgument(format!(
+                    "container {}: mount source {source}: {error}",
+                    self.args.id
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// A root that is mounted read-only, a view of an image, has no room for the file that backs gVisor's overlay; it is
+    /// read-only in the container too, as with runc.
+    fn note_read_only_root(&mut self) {
+        let read_only = spec::rootfs(&self.config, &self.args.bundle)
+            .and_then(|rootfs| rustix::fs::statvfs(&rootfs).ok())
+            .is_some_and(|facts| facts.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+        if read_only && let Some(root) = self.config.get_mut("root").and_then(Value::as_object_mut)
+        {
+            root.insert("readonly".to_owned(), true.into());
         }
     }
 

@@ -112,6 +112,9 @@ impl Container {
             return Err(self.not_in("running"));
         }
         io.owner = self.settings.io_owner;
+        let process = with_terminal(process, io.terminal).map_err(|e| {
+            TaskError::InvalidArgument(format!("the process of exec {id} is not JSON: {e}"))
+        })?;
         let io = ProcessIo::open(io, &self.env.namespace, &self.id).await?;
         let exec = Arc::new(Exec {
             id: id.clone(),
@@ -316,5 +319,18 @@ impl Container {
         };
         self.announce(Step::ExecDeleted(id.to_owned()), Some(event.into()));
         Ok((exec.pid(), exit))
+    }
+}
+
+/// Whether there is a terminal is the request's to say, whatever the process was copied from.
+fn with_terminal(process: Vec<u8>, terminal: bool) -> serde_json::Result<Vec<u8>> {
+    let mut value: serde_json::Value = serde_json::from_slice(&process)?;
+    let said = value.get("terminal").and_then(serde_json::Value::as_bool);
+    match value.as_object_mut() {
+        Some(object) if said.unwrap_or(false) != terminal => {
+            object.insert("terminal".to_owned(), terminal.into());
+            serde_json::to_vec(&value)
+        }
+        _ => Ok(process),
     }
 }

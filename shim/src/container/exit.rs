@@ -108,7 +108,7 @@ impl Container {
             return;
         }
         self.lock().last_stats = sample;
-        tracing::info!(status, oom, "container ended");
+        tracing::info!(container = self.id, status, oom, "container ended");
         if oom {
             let event = TaskOOM {
                 container_id: self.id.clone(),

@@ -324,8 +324,8 @@ impl Container {
                 match self.control().signal(&self.id, signal, delivery).await {
                     Ok(()) => Ok(()),
                     Err(_) if self.exit().is_some() => Err(finished(&self.id)),
-                    // A sandbox that does not answer is killed from outside.
-                    Err(error) if signal == SIGKILL => {
+                    // A sandbox that does not answer is killed from outside, unless others live in it.
+                    Err(error) if signal == SIGKILL && !self.is_member() => {
                         tracing::warn!(%error, "sandbox does not take SIGKILL, killing its process");
                         self.kill_sandbox().await
                     }

@@ -87,7 +87,7 @@ impl Container {
                 Ok(self.pid())
             }
             Err(error) => {
-                tracing::error!(%error, "start failed");
+                tracing::error!(container = self.id, %error, "start failed");
                 self.keep_record(record, explain);
                 self.give_up().await;
                 Err(error)
@@ -329,6 +329,7 @@ impl Container {
     /// Keeps the record, has the miss explained where it can be, and tells thawd. Nobody waits for the latter two.
     fn keep_record(self: &Arc<Self>, record: StartRecord, explain: Option<String>) {
         tracing::info!(
+            container = self.id,
             outcome = %record.outcome,
             reason = record.reason.map_or("", Reason::code),
             snapshot = record.snapshot.as_deref().unwrap_or_default(),

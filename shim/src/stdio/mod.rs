@@ -6,6 +6,7 @@
 
 mod console;
 mod copies;
+mod hangup;
 mod logger;
 mod target;
 
@@ -22,6 +23,7 @@ use tokio::net::unix::pipe;
 
 pub(crate) use console::ConsoleSocket;
 use copies::Copies;
+use hangup::UntilHangup;
 use target::Target;
 
 use crate::status::{Result, TaskError};
@@ -187,9 +189,13 @@ impl ProcessIo {
         let pty = Pty::new(File::from(master))
             .map_err(TaskError::io("cannot use the terminal that runsc made"))?;
         match &self.stdout {
-            Sink::Fifo(path) => self.copies.output(pty.clone(), fifo_writer(path)?),
+            Sink::Fifo(path) => self
+                .copies
+                .output(UntilHangup(pty.clone()), fifo_writer(path)?),
             // A terminal nobody reads from would stop the program once it is full.
-            Sink::Null => self.copies.output(pty.clone(), tokio::io::sink()),
+            Sink::Null => self
+                .copies
+                .output(UntilHangup(pty.clone()), tokio::io::sink()),
             Sink::Direct(fd) => {
                 let file = fd
                     .lock()
@@ -222,10 +228,10 @@ impl ProcessIo {
             .is_fifo()
         {
             let to = pipe::Sender::from_file(to).map_err(TaskError::io(attempted))?;
-            self.copies.output(pty.clone(), to);
+            self.copies.output(UntilHangup(pty.clone()), to);
         } else {
             self.copies
-                .output(pty.clone(), tokio::fs::File::from_std(to));
+                .output(UntilHangup(pty.clone()), tokio::fs::File::from_std(to));
         }
         Ok(())
     }
