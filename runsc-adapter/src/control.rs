@@ -4,16 +4,18 @@
 //! its own, closed when the answer is in, because an idle connection delays the end of the sandbox.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsRawFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use crate::error::Failure;
 use crate::id;
@@ -122,6 +124,14 @@ struct SignalArgs<'a> {
     mode: u8,
 }
 
+#[derive(Serialize)]
+struct PortForwardArgs<'a> {
+    #[serde(rename = "ContainerID")]
+    cid: &'a str,
+    #[serde(rename = "Port")]
+    port: u16,
+}
+
 impl Control {
     /// `limit` holds for every question but the waits.
     pub fn new(socket: impl Into<PathBuf>, limit: Duration) -> Control {
@@ -203,6 +213,29 @@ impl Control {
             .map(drop)
     }
 
+    /// Makes the sandbox connect to a port of its own loopback and join that connection to `stream`, a Unix stream
+    /// socket. Fails if nobody listens there.
+    pub async fn port_forward(
+        &self,
+        cid: &str,
+        port: u16,
+        stream: OwnedFd,
+    ) -> Result<(), ControlError> {
+        const METHOD: &str = "containerManager.PortForward";
+        let arg = PortForwardArgs {
+            cid: &id::to_runsc(cid),
+            port,
+        };
+        let call = self.call_with::<_, serde::de::IgnoredAny>(METHOD, arg, Some(stream));
+        tokio::time::timeout(self.limit, call)
+            .await
+            .unwrap_or(Err(ControlError::Timeout {
+                method: METHOD,
+                limit: self.limit,
+            }))
+            .map(drop)
+    }
+
     /// Memory of the whole sandbox. `full` counts exactly, which takes time in proportion to it.
     pub async fn usage(&self, full: bool) -> Result<MemoryUsage, ControlError> {
         self.limited("Usage.Collect", BTreeMap::from([("Full", full)]))
@@ -237,6 +270,16 @@ impl Control {
         method: &'static str,
         arg: A,
     ) -> Result<Option<T>, ControlError> {
+        self.call_with(method, arg, None).await
+    }
+
+    /// A descriptor travels with the request's first byte (gVisor `pkg/urpc`, unmarshal).
+    async fn call_with<A: Serialize, T: DeserializeOwned>(
+        &self,
+        method: &'static str,
+        arg: A,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<Option<T>, ControlError> {
         let mut stream = connect(&self.socket)
             .await
             .map_err(|source| ControlError::Connect {
@@ -249,7 +292,13 @@ impl Control {
                 message: e.to_string(),
             })?;
         let hung_up = |_| ControlError::HungUp { method };
-        stream.write_all(&request).await.map_err(hung_up)?;
+        let sent = match descriptor {
+            Some(descriptor) => send_with(&stream, &request, descriptor)
+                .await
+                .map_err(hung_up)?,
+            None => 0,
+        };
+        stream.write_all(&request[sent..]).await.map_err(hung_up)?;
         let mut bytes = Vec::new();
         loop {
             if stream.read_buf(&mut bytes).await.map_err(hung_up)? == 0 {
@@ -291,6 +340,29 @@ async fn connect(socket: &Path) -> std::io::Result<UnixStream> {
     )?;
     let near = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
     UnixStream::connect(near.join(name)).await
+}
+
+/// Sends the beginning of `bytes` together with a descriptor; gives how much was sent.
+async fn send_with(
+    stream: &UnixStream,
+    bytes: &[u8],
+    descriptor: OwnedFd,
+) -> std::io::Result<usize> {
+    loop {
+        stream.writable().await?;
+        let sent = stream.try_io(Interest::WRITABLE, || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let descriptors = [descriptor.as_fd()];
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+            let data = [std::io::IoSlice::new(bytes)];
+            Ok(sendmsg(stream, &data, &mut control, SendFlags::NOSIGNAL)?)
+        });
+        match sent {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            outcome => return outcome,
+        }
+    }
 }
 
 /// `None`: the object is not complete yet.

@@ -124,6 +124,30 @@ pub fn network_namespace(spec: &Value) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
+/// Whether the container shares the host's network: its spec has no network namespace.
+pub fn shares_host_network(spec: &Value) -> bool {
+    let namespaces = spec.pointer("/linux/namespaces").and_then(Value::as_array);
+    !namespaces
+        .into_iter()
+        .flatten()
+        .any(|ns| ns.get("type").and_then(Value::as_str) == Some("network"))
+}
+
+/// Turns the mount option `rro` into `ro`. gVisor knows only the latter, and with it all of a mount is read-only, what is
+/// mounted below its source included: the sandbox sees one file system there.
+pub fn make_plain_read_only(spec: &mut Value) {
+    let mounts = spec.get_mut("mounts").and_then(Value::as_array_mut);
+    let options = mounts
+        .into_iter()
+        .flatten()
+        .filter_map(|mount| mount.get_mut("options")?.as_array_mut());
+    for option in options.flatten() {
+        if option.as_str() == Some("rro") {
+            *option = "ro".into();
+        }
+    }
+}
+
 /// The sources of all bind mounts.
 pub fn bind_sources(spec: &Value) -> impl Iterator<Item = &str> {
     let mounts = spec.get("mounts").and_then(Value::as_array);
@@ -230,6 +254,27 @@ mod tests {
             assert_eq!(annotations(&spec), BTreeMap::new());
             assert_eq!(network_namespace(&spec), None);
         }
+    }
+
+    #[test]
+    fn the_hosts_network_is_shared_without_a_namespace() {
+        assert!(shares_host_network(
+            &json!({"linux": {"namespaces": [{"type": "pid"}]}})
+        ));
+        assert!(!shares_host_network(
+            &json!({"linux": {"namespaces": [{"type": "network"}]}})
+        ));
+    }
+
+    #[test]
+    fn recursive_read_only_is_read_only() {
+        let mut spec = json!({"mounts": [{"options": ["rbind", "rro"]}, {"options": null}, {}]});
+        make_plain_read_only(&mut spec);
+        assert_eq!(
+            spec,
+            json!({"mounts": [{"options": ["rbind", "ro"]}, {"options": null}, {}]})
+        );
+        make_plain_read_only(&mut json!(null));
     }
 
     #[test]

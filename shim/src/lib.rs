@@ -5,6 +5,7 @@ mod bootstrap;
 mod cgroup;
 mod container;
 mod env;
+mod forward;
 mod gate;
 mod logger;
 mod netns;

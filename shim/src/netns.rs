@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use enter::inside;
 use message::{Kind, Object};
 use socket::Route;
 

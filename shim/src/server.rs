@@ -82,8 +82,7 @@ pub(crate) fn run(flags: &Flags) -> Result<(), BootstrapError> {
         // The answer to Shutdown is still to be written by another task.
         tokio::time::sleep(Duration::from_millis(20)).await;
         server.stop_listen().await;
-        // Ours, unless another shim has taken the place of a socket that somebody removed.
-        let _ = std::fs::remove_file(&env.socket);
+        shim.remove_socket();
         publisher.flush(FLUSH_LIMIT).await;
         Ok(())
     });

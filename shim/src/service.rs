@@ -43,6 +43,7 @@ pub(crate) struct Shim {
     deleted: Mutex<HashMap<String, (u32, ExitInfo)>>,
     /// Shutdown was asked for while there were containers.
     ending: AtomicBool,
+    socket_removed: AtomicBool,
     done: CancellationToken,
 }
 
@@ -53,6 +54,7 @@ impl Shim {
             slots: Mutex::default(),
             deleted: Mutex::default(),
             ending: AtomicBool::new(false),
+            socket_removed: AtomicBool::new(false),
             done: CancellationToken::new(),
         }
     }
@@ -90,7 +92,20 @@ impl Shim {
     /// last of its containers is deleted.
     fn end_if_asked(&self) {
         if self.ending.load(Ordering::Relaxed) && self.slots().is_empty() {
-            self.done.cancel();
+            self.end();
+        }
+    }
+
+    /// Ends the shim. Its socket goes before the caller has its answer: nobody may find it after that.
+    fn end(&self) {
+        self.remove_socket();
+        self.done.cancel();
+    }
+
+    /// Once: later the name may be another shim's.
+    pub(crate) fn remove_socket(&self) {
+        if !self.socket_removed.swap(true, Ordering::Relaxed) {
+            let _ = std::fs::remove_file(&self.env.socket);
         }
     }
 
@@ -500,7 +515,7 @@ impl Task for Services {
         request: api::ShutdownRequest,
     ) -> ttrpc::Result<Empty> {
         if request.now {
-            self.0.done.cancel();
+            self.0.end();
         }
         self.0.ending.store(true, Ordering::Relaxed);
         self.0.end_if_asked();

@@ -6,6 +6,7 @@ use std::process::Stdio;
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use protobuf::well_known_types::any::Any;
 use protobuf::{Message, MessageField};
+use serde_json::{Map, Value};
 use thaw_config::Config;
 use thaw_runsc::command::Runsc;
 
@@ -47,10 +48,18 @@ fn features(runsc: &Runsc) -> Option<Any> {
         .stderr(Stdio::null())
         .output()
         .ok()?;
-    serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(&output.stdout).ok()?;
+    let mut features: Map<String, Value> = serde_json::from_slice(&output.stdout).ok()?;
+    // The shim's own addition: what runsc calls `ro` is recursive.
+    if let Some(options) = features
+        .get_mut("mountOptions")
+        .and_then(Value::as_array_mut)
+        && !options.iter().any(|option| option == "rro")
+    {
+        options.push("rro".into());
+    }
     Some(Any {
         type_url: FEATURES.to_owned(),
-        value: output.stdout,
+        value: serde_json::to_vec(&features).ok()?,
         ..Any::default()
     })
 }

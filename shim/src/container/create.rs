@@ -126,7 +126,7 @@ impl Plan {
         let runsc = match &pod {
             // All of a pod is in the hands of one runsc.
             Some(root) => root.client.runsc.in_bundle(&args.bundle),
-            None => runsc(&env, &options, &args.bundle)?,
+            None => runsc(&env, &options, &args.bundle, &config)?,
         };
         begin_log(&options, &args.id)?;
         let rootfs_dir = spec::rootfs(&config, &args.bundle).ok_or_else(|| {
@@ -204,6 +204,7 @@ impl Plan {
             ..self.args.io.clone()
         };
         let io = ProcessIo::open(wanted, &self.env.namespace, &self.args.id).await?;
+        spec::make_plain_read_only(&mut self.config);
         let removed = spec::normalise(&mut self.config);
         if let Some((height, width)) = removed.console_size {
             io.resize(clamp(width), clamp(height))?;
@@ -502,7 +503,7 @@ pub(super) async fn sandbox(
 }
 
 /// The runsc that the configuration and the request's options name.
-fn runsc(env: &Env, options: &RunscToml, bundle: &Path) -> Result<Runsc> {
+fn runsc(env: &Env, options: &RunscToml, bundle: &Path, spec: &Value) -> Result<Runsc> {
     let path = options
         .binary_name
         .as_ref()
@@ -516,10 +517,16 @@ fn runsc(env: &Env, options: &RunscToml, bundle: &Path) -> Result<Runsc> {
         "cannot make directory {}",
         root.display()
     )))?;
-    Ok(Runsc::new(binary, root)
+    let mut runsc = Runsc::new(binary, root)
         .with_flags(&env.config.runsc.flags)
         .with_flags(&options.runsc_config)
-        .in_bundle(bundle))
+        .in_bundle(bundle);
+    // Who asks for the host's network would get an empty one of gVisor's.
+    if spec::shares_host_network(spec) {
+        let network = runsc.flags.entry("network".to_owned());
+        network.or_insert_with(|| "host".to_owned());
+    }
+    Ok(runsc)
 }
 
 /// The log that the options ask for, besides containerd's.

@@ -14,9 +14,11 @@ use super::pod::set_oom_score;
 use super::trial::{self, TrialEnd};
 use super::{Container, ExitInfo, KILL_LIMIT, Phase, Restored, from_runsc};
 use crate::cgroup;
+use crate::forward;
 use crate::logger::rfc3339;
 use crate::node::{self, Found, Lookup, Miss};
 use crate::order::Step;
+use crate::pod::Kind;
 use crate::process::ProcessRef;
 use crate::records;
 use crate::status::{Result, TaskError};
@@ -77,6 +79,7 @@ impl Container {
                     tracing::warn!(%error, "standard input does not flow");
                 }
                 self.apply_oom_score();
+                self.forward_ports();
                 self.keep_record(record, explain);
                 let event = TaskStart {
                     container_id: self.id.clone(),
@@ -368,6 +371,28 @@ impl Container {
         }
         self.lock().record = Some(record);
         self.write_record();
+    }
+
+    /// Lets containerd forward ports into a pod, whose network stack is the sandbox's own.
+    fn forward_ports(self: &Arc<Self>) {
+        let netns = self.lock().undo.netns.clone();
+        let Some(netns) = netns.filter(|_| self.settings.kind == Kind::Sandbox) else {
+            return;
+        };
+        if self.client.runsc.flag("network", "sandbox") != "sandbox" {
+            return;
+        }
+        let container = self.clone();
+        let (control, children) = (self.control(), self.env.children.clone());
+        tokio::spawn(async move {
+            let serving = forward::serve(netns, container.id.clone(), control, children);
+            tokio::select! {
+                outcome = serving => if let Err(error) = outcome {
+                    tracing::warn!(%error, "ports of this pod cannot be forwarded");
+                },
+                _ = container.wait() => {}
+            }
+        });
     }
 
     /// The spec's own score, for sandbox and lander. It is taken out of the spec, since gVisor compares it. A member's

@@ -28,6 +28,8 @@ pub(super) struct Sample {
     memory_failures: u64,
     cache: u64,
     rss: u64,
+    kernel: u64,
+    swap: u64,
     inactive_file: u64,
     page_faults: u64,
     major_faults: u64,
@@ -79,6 +81,8 @@ impl Sample {
                     sample.memory_failures = get("memory.failcnt");
                     sample.cache = stat("total_cache");
                     sample.rss = stat("total_rss");
+                    sample.kernel = get("memory.kmem.usage_in_bytes");
+                    sample.swap = stat("total_swap");
                     sample.inactive_file = stat("total_inactive_file");
                     sample.page_faults = stat("total_pgfault");
                     sample.major_faults = stat("total_pgmajfault");
@@ -105,6 +109,8 @@ impl Sample {
                 sample.memory_failures = keyed(dir, "memory.events", "max").unwrap_or(0);
                 sample.cache = stat("file");
                 sample.rss = stat("anon");
+                sample.kernel = stat("kernel");
+                sample.swap = number(dir, "memory.swap.current").unwrap_or(0);
                 sample.inactive_file = stat("inactive_file");
                 sample.page_faults = stat("pgfault");
                 sample.major_faults = stat("pgmajfault");
@@ -168,6 +174,8 @@ impl Sample {
         self.rss = self.memory.saturating_sub(stats.memory.cache);
         self.cache = stats.memory.cache;
         self.inactive_file = 0;
+        self.kernel = stats.memory.kernel.usage;
+        self.swap = stats.memory.swap.usage;
         self.pids = stats.pids.current;
         self.pids_limit = stats.pids.limit;
     }
@@ -216,6 +224,9 @@ impl Sample {
                     failcnt: self.memory_failures,
                     ..v1::MemoryEntry::default()
                 }),
+                // v1 counts memory and swap together here.
+                swap: entry(self.memory.saturating_add(self.swap)),
+                kernel: entry(self.kernel),
                 ..v1::MemoryStat::default()
             }),
             memory_oom_control: MessageField::some(v1::MemoryOomControl {
@@ -250,6 +261,7 @@ impl Sample {
                 pgmajfault: self.major_faults,
                 usage: self.memory,
                 usage_limit: self.memory_limit,
+                swap_usage: self.swap,
                 ..v2::MemoryStat::default()
             }),
             memory_events: MessageField::some(v2::MemoryEvents {
@@ -260,6 +272,13 @@ impl Sample {
             ..v2::Metrics::default()
         })
     }
+}
+
+fn entry(usage: u64) -> MessageField<v1::MemoryEntry> {
+    MessageField::some(v1::MemoryEntry {
+        usage,
+        ..v1::MemoryEntry::default()
+    })
 }
 
 /// What the cgroup says at the end of a container; after its removal nobody can say it any more. Of a member, whose own

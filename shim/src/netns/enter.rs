@@ -9,7 +9,7 @@ use super::NetnsError;
 
 /// Runs `work` on a thread of its own inside the namespace. The thread ends afterwards: it could not be trusted to be
 /// back in its old namespace, and threads of a runtime must never leave theirs.
-pub(super) fn inside<T: Send>(
+pub(crate) fn inside<T: Send>(
     path: &Path,
     work: impl FnOnce() -> Result<T, NetnsError> + Send,
 ) -> Result<T, NetnsError> {
