@@ -31,24 +31,10 @@ pub(super) fn run(flags: &Flags) -> Result<(), BootstrapError> {
     let bundle = super::bundle(flags)?;
     let group = group(&bundle, &flags.id);
 
-    let dir = match &params.socket_dir {
-        Some(dir) => PathBuf::from(dir),
-        None => paths::socket_dir(&config),
+    let address = match pods_address(&bundle, &flags.id, &group) {
+        Some(address) => address,
+        None => own_address(flags, &params, &config, &bundle, &group)?,
     };
-    let socket = dir.join(paths::hash(&params.grpc_address, &flags.namespace, &group));
-    if socket.as_os_str().len() > paths::MAX_SOCKET_PATH {
-        return Err(BootstrapError::SocketPath {
-            path: socket,
-            max: paths::MAX_SOCKET_PATH,
-        });
-    }
-    let address = format!("unix://{}", socket.display());
-    if let Some(listener) = claim(&config, &dir, &socket)?
-        && let Err(error) = serve(flags, &params, &bundle, &socket, listener)
-    {
-        let _ = std::fs::remove_file(&socket);
-        return Err(error);
-    }
     // containerd 1.x reads it when it starts again.
     paths::replace(&bundle.join("address"), address.as_bytes())
         .map_err(io(format!("write {}/address", bundle.display())))?;
@@ -57,6 +43,46 @@ pub(super) fn run(flags: &Flags) -> Result<(), BootstrapError> {
         .write_all(&reply::encode(&params, &address))
         .and_then(|()| stdout.flush())
         .map_err(io("write the reply"))
+}
+
+/// The address of the pod's living shim, which is beside this container's bundle. The pod may have been started by another
+/// containerd, which put sockets elsewhere.
+fn pods_address(bundle: &Path, id: &str, group: &str) -> Option<String> {
+    if group == id {
+        return None;
+    }
+    let address = std::fs::read_to_string(bundle.parent()?.join(group).join("address")).ok()?;
+    UnixStream::connect(address.strip_prefix("unix://")?).ok()?;
+    Some(address)
+}
+
+/// The address of the group's shim by containerd's rule. If none lives there, one is started.
+fn own_address(
+    flags: &Flags,
+    params: &StartParams,
+    config: &Config,
+    bundle: &Path,
+    group: &str,
+) -> Result<String, BootstrapError> {
+    let dir = match &params.socket_dir {
+        Some(dir) => PathBuf::from(dir),
+        None => paths::socket_dir(config),
+    };
+    let socket = dir.join(paths::hash(&params.grpc_address, &flags.namespace, group));
+    if socket.as_os_str().len() > paths::MAX_SOCKET_PATH {
+        return Err(BootstrapError::SocketPath {
+            path: socket,
+            max: paths::MAX_SOCKET_PATH,
+        });
+    }
+    let address = format!("unix://{}", socket.display());
+    if let Some(listener) = claim(config, &dir, &socket)?
+        && let Err(error) = serve(flags, params, bundle, &socket, listener)
+    {
+        let _ = std::fs::remove_file(&socket);
+        return Err(error);
+    }
+    Ok(address)
 }
 
 /// The id whose shim this container shares: its pod's, else its own.
@@ -270,6 +296,20 @@ mod tests {
     }
 
     const SANDBOX_ID: &str = "io.kubernetes.cri.sandbox-id";
+
+    #[test]
+    fn a_pods_living_shim_is_found_wherever_it_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pod, own) = (dir.path().join("pod"), dir.path().join("own"));
+        std::fs::create_dir(&pod).unwrap();
+        assert_eq!(pods_address(&own, "own", "pod"), None);
+        let address = format!("unix://{}", dir.path().join("s").display());
+        std::fs::write(pod.join("address"), &address).unwrap();
+        assert_eq!(pods_address(&own, "own", "pod"), None);
+        let _listener = UnixListener::bind(dir.path().join("s")).unwrap();
+        assert_eq!(pods_address(&own, "own", "pod"), Some(address));
+        assert_eq!(pods_address(&own, "own", "own"), None);
+    }
 
     #[test]
     fn a_pods_containers_share_the_pods_id() {
