@@ -93,9 +93,10 @@ impl Publisher {
             );
             return;
         }
-        queue
-            .waiting
-            .push_back((event.envelope(&self.namespace), Instant::now()));
+        queue.waiting.push_back((
+            event.envelope(&self.namespace, SystemTime::now()),
+            Instant::now(),
+        ));
         drop(queue);
         self.wake.notify_one();
     }
@@ -236,14 +237,13 @@ impl Sink for LogOnly {
 pub(crate) struct Event {
     topic: &'static str,
     any: Any,
-    at: SystemTime,
 }
 
 macro_rules! topics {
     ($($message:ident => $topic:literal,)*) => {
         $(impl From<events::task::$message> for Event {
             fn from(message: events::task::$message) -> Event {
-                Event { topic: $topic, any: pack(&message), at: SystemTime::now() }
+                Event { topic: $topic, any: pack(&message) }
             }
         })*
     };
@@ -263,11 +263,12 @@ topics! {
 }
 
 impl Event {
-    fn envelope(self, namespace: &str) -> Envelope {
+    /// Dated when it is published: one that was held back until others were sent must not look older than they.
+    fn envelope(self, namespace: &str, at: SystemTime) -> Envelope {
         let mut envelope = Envelope::new();
         envelope.set_topic(self.topic.to_owned());
         envelope.set_namespace(namespace.to_owned());
-        envelope.set_timestamp(timestamp(self.at));
+        envelope.set_timestamp(timestamp(at));
         envelope.set_event(self.any);
         envelope
     }
@@ -361,7 +362,7 @@ mod tests {
     #[test]
     fn events_carry_the_bare_type_name() {
         let event: Event = events::task::TaskExit::new().into();
-        let envelope = event.envelope("ns");
+        let envelope = event.envelope("ns", SystemTime::now());
         assert_eq!(envelope.event().type_url, "containerd.events.TaskExit");
         assert_eq!(
             (envelope.topic(), envelope.namespace()),
