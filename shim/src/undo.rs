@@ -3,6 +3,8 @@
 //! The server undoes with what it knows. If it is gone, `delete` does it from the file alone: kills, unmounts, removes.
 //! Every step works on what may or may not be there, so undoing twice is fine.
 
+mod orphans;
+
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -147,7 +149,7 @@ impl UndoState {
                     continue;
                 };
                 // The record may be old and its numbers somebody else's by now.
-                if runs_for(pid, &self.id) && !doomed.contains(&process) {
+                if orphans::names(pid, &self.id) && !doomed.contains(&process) {
                     doomed.push(process);
                 }
             }
@@ -159,6 +161,23 @@ impl UndoState {
             }
         }
         left
+    }
+
+    /// Undoes everything for a server that is gone. runsc's log goes to `bundle`.
+    async fn undo_for_dead(&self, bundle: &Path) -> Vec<String> {
+        let client = self.client(bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
+        let mut problems = Vec::new();
+        if self.created {
+            let left = orphans::kill(&self.runsc.root, &self.id, KILL_LIMIT).await;
+            if !left.is_empty() {
+                problems.push(format!("runsc processes {left:?} do not end"));
+            }
+        }
+        problems.extend(self.undo(&client, KILL_LIMIT).await);
+        if self.created {
+            orphans::remove_files(&self.runsc.root, &self.id);
+        }
+        problems
     }
 
     /// Removes the container from runsc. One that runsc does not know is removed already.
@@ -293,25 +312,15 @@ impl UndoState {
     }
 }
 
-/// Whether a process has this container's id among its arguments, as sandboxes and gofers have.
-fn runs_for(pid: i32, id: &str) -> bool {
-    let id = thaw_runsc::id::to_runsc(id);
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
-        line.split(|byte| *byte == 0).any(|arg| {
-            arg == id.as_bytes() || arg.rsplit(|byte| *byte == b'/').next() == Some(id.as_bytes())
-        })
-    })
-}
-
 /// Undoes what was done for the containers in this one's sandbox, which is gone.
 async fn undo_members(state: &UndoState, root: &Path) -> Vec<String> {
     let members = state.members.iter().filter_map(|bundle| {
         let member = UndoState::load(bundle).filter(|m| m.pod.as_ref() == Some(&state.id))?;
         // Its log goes to the pod's bundle: containerd may be removing the member's at this moment.
-        let client = member.client(root, Arc::new(TokioSpawner), DELETE_LIMIT);
-        Some(tokio::spawn(async move {
-            member.undo(&client, KILL_LIMIT).await
-        }))
+        let root = root.to_owned();
+        Some(tokio::spawn(
+            async move { member.undo_for_dead(&root).await },
+        ))
     });
     // All at once: together they have the time of one.
     let members: Vec<_> = members.collect();
@@ -333,19 +342,21 @@ pub(crate) fn delete_action(flags: &Flags) -> Result<(), BootstrapError> {
         let Some(state) = UndoState::load(&bundle).filter(|state| state.id == flags.id) else {
             // Nothing was done, or nobody can know what; the mount is at a known place.
             let _ = rootfs::unmount(&bundle.join("rootfs"));
+            // So is the name of the socket that `start` made.
+            if let Ok(address) = std::fs::read_to_string(bundle.join("address"))
+                && let Some(socket) = address.strip_prefix("unix://")
+            {
+                orphans::remove_dead_socket(Path::new(socket));
+            }
             return 0;
         };
-        let client = state.client(&bundle, Arc::new(TokioSpawner), DELETE_LIMIT);
-        let mut problems = state.undo(&client, KILL_LIMIT).await;
+        let mut problems = state.undo_for_dead(&bundle).await;
         // containerd 2 runs this once for a pod and not for the containers in it.
         problems.extend(undo_members(&state, &bundle).await);
         for problem in problems {
             eprintln!("{problem}");
         }
-        // A pod's shim may still serve its other containers.
-        if std::os::unix::net::UnixStream::connect(&state.socket).is_err() {
-            let _ = std::fs::remove_file(&state.socket);
-        }
+        orphans::remove_dead_socket(&state.socket);
         state
             .sandbox
             .map_or(0, |sandbox| sandbox.pid.cast_unsigned())
