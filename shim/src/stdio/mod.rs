@@ -353,6 +353,11 @@ fn sink(target: Target, holds: &mut Vec<File>) -> Result<Sink> {
             Sink::Fifo(path)
         }
         Target::File(path) => {
+            // As containerd's own shim does it.
+            if let Some(dir) = path.parent() {
+                std::fs::create_dir_all(dir)
+                    .map_err(TaskError::io(format!("cannot create {}", dir.display())))?;
+            }
             let file = OpenOptions::new()
                 .append(true)
                 .create(true)
