@@ -75,10 +75,41 @@ pub enum CommandError {
     Late(Box<Output>),
 }
 
+/// The same for commands whose output is no text.
+#[derive(Debug, Clone)]
+pub struct Raw {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Standard output.
+    pub stdout: Vec<u8>,
+    /// Standard error.
+    pub stderr: Vec<u8>,
+    /// From start to end.
+    pub took: Duration,
+    /// It was killed at its time limit.
+    pub late: bool,
+}
+
 /// Runs a command to its end, at most for `limit`, then kills it. Standard input is empty.
 ///
 /// Its output is read until the command ends and not until the pipes close: a child that outlives it may keep them.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Output, CommandError> {
+    let raw = run_raw(command, &[], limit)?;
+    let output = Output {
+        command: describe(command),
+        status: raw.status,
+        stdout: String::from_utf8_lossy(&raw.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&raw.stderr).into_owned(),
+        took: raw.took,
+    };
+    if raw.late {
+        return Err(CommandError::Late(Box::new(output)));
+    }
+    Ok(output)
+}
+
+/// The same with something on standard input and output that need not be text. Reaching the limit is no error here.
+pub fn run_raw(command: &mut Command, input: &[u8], limit: Duration) -> Result<Raw, CommandError> {
     let text = describe(command);
     let fail = |source| CommandError::Run {
         command: text.clone(),
@@ -87,8 +118,16 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Output, CommandErro
     let started = Instant::now();
     let out = tempfile::tempfile().map_err(fail)?;
     let err = tempfile::tempfile().map_err(fail)?;
+    let stdin = if input.is_empty() {
+        Stdio::null()
+    } else {
+        let mut file = tempfile::tempfile().map_err(fail)?;
+        io::Write::write_all(&mut file, input).map_err(fail)?;
+        io::Seek::rewind(&mut file).map_err(fail)?;
+        file.into()
+    };
     let mut child = command
-        .stdin(Stdio::null())
+        .stdin(stdin)
         .stdout(out.try_clone().map_err(fail)?)
         .stderr(err.try_clone().map_err(fail)?)
         .spawn()
@@ -106,23 +145,19 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Output, CommandErro
         std::thread::sleep(Duration::from_millis(2));
     };
     let took = started.elapsed();
-    let read = |mut file: std::fs::File| -> io::Result<String> {
+    let read = |mut file: std::fs::File| -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         io::Seek::rewind(&mut file)?;
         file.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(bytes)
     };
-    let output = Output {
-        command: text.clone(),
+    Ok(Raw {
         status,
         stdout: read(out).map_err(fail)?,
         stderr: read(err).map_err(fail)?,
         took,
-    };
-    if late {
-        return Err(CommandError::Late(Box::new(output)));
-    }
-    Ok(output)
+        late,
+    })
 }
 
 fn describe(command: &Command) -> String {

@@ -1,9 +1,10 @@
-//! What Thaw's suites, benchmarks and demo stand on: a shaped S3 server, a private containerd, network namespaces, images
+//! What Thaw's suites, benchmarks and demo stand on: a shaped S3 server, a private containerd, a stand-in for it, network namespaces, images
 //! and guests.
 
 pub mod command;
 pub mod http;
 pub mod image;
+pub mod mock;
 pub mod netns;
 pub mod node;
 pub mod s3;

@@ -144,6 +144,20 @@ pub fn runc_shim() -> Result<PathBuf, ToolError> {
     )
 }
 
+/// gVisor's own shim, to compare with.
+pub fn runsc_shim() -> Result<PathBuf, ToolError> {
+    find(
+        "containerd-shim-runsc-v1",
+        "THAW_RUNSC_SHIM",
+        checkout().join(".tools/bin/containerd-shim-runsc-v1"),
+    )
+}
+
+/// runc, of which containerd's shim is the reference (`THAW_RUNC`).
+pub fn runc() -> Result<PathBuf, ToolError> {
+    find("runc", "THAW_RUNC", "/usr/sbin/runc".into())
+}
+
 /// Builds the static test guest, or takes the one that `THAW_GUEST` names.
 pub fn guest() -> Result<PathBuf, ToolError> {
     const TRIPLE: &str = "x86_64-unknown-linux-gnu";

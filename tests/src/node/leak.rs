@@ -111,7 +111,7 @@ fn walk(dir: &Path, found: &mut dyn FnMut(&Path)) {
 }
 
 /// The cgroups below `/<namespace>` in every hierarchy, deepest last.
-pub(super) fn cgroups(namespace: &str) -> Vec<PathBuf> {
+pub(crate) fn cgroups(namespace: &str) -> Vec<PathBuf> {
     fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
         found.push(dir.to_owned());
         if let Ok(entries) = fs::read_dir(dir) {
@@ -138,7 +138,7 @@ pub(super) fn cgroups(namespace: &str) -> Vec<PathBuf> {
 }
 
 /// Removes the namespace's cgroups, which have no processes any more.
-pub(super) fn remove_cgroups(namespace: &str) {
+pub(crate) fn remove_cgroups(namespace: &str) {
     let started = Instant::now();
     // A dead process stays in its cgroup until it is reaped.
     while started.elapsed() < Duration::from_secs(5) {

@@ -4,9 +4,9 @@
 mod container;
 mod crash;
 mod files;
-mod leak;
-mod mounts;
-mod procs;
+pub(crate) mod leak;
+pub(crate) mod mounts;
+pub(crate) mod procs;
 mod rpc;
 mod running;
 mod settings;

@@ -39,7 +39,7 @@ impl Process {
 
 /// All living processes whose executable lies below `top`, or one of whose arguments names something below it. The
 /// directory's name is random, so nobody else's process can be meant.
-pub(super) fn below(top: &Path) -> Vec<Process> {
+pub(crate) fn below(top: &Path) -> Vec<Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
