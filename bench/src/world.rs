@@ -46,6 +46,7 @@ impl World {
             product: Some(Product::released(binaries)?),
             tools: Tools::find()?,
             settings: Settings::default(),
+            cri: None,
         })?;
         let binary = node.install(&binaries.join("thaw-s3"))?;
         let dir = node.files().top().join("store");

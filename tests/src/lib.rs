@@ -7,6 +7,7 @@ pub mod image;
 pub mod mock;
 pub mod netns;
 pub mod node;
+pub mod pods;
 pub mod s3;
 pub mod scene;
 pub mod tools;

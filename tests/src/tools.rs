@@ -58,6 +58,33 @@ impl Tools {
     }
 }
 
+/// What a node needs to serve the CRI.
+#[derive(Debug, Clone)]
+pub struct CriTools {
+    /// cri-tools' client (`THAW_CRICTL`).
+    pub crictl: PathBuf,
+    /// Directory of the CNI plugins (`THAW_CNI`).
+    pub cni_plugins: PathBuf,
+}
+
+impl CriTools {
+    /// Finds them, or says which one is missing.
+    pub fn find() -> Result<CriTools, ToolError> {
+        let plugins = std::env::var_os("THAW_CNI").map_or("/usr/lib/cni".into(), PathBuf::from);
+        for plugin in ["ptp", "host-local", "portmap"] {
+            there("CNI plugin", "THAW_CNI", plugins.join(plugin))?;
+        }
+        Ok(CriTools {
+            crictl: find(
+                "crictl",
+                "THAW_CRICTL",
+                checkout().join(".tools/bin/crictl"),
+            )?,
+            cni_plugins: plugins,
+        })
+    }
+}
+
 /// The root file system archive with Python, numpy and pandas (`THAW_PYTHON_ROOTFS`).
 pub fn python_rootfs() -> Result<PathBuf, ToolError> {
     find(

@@ -19,6 +19,7 @@ fn a_node_runs_containers_and_leaves_nothing() {
         product: None,
         tools,
         settings: Settings::default(),
+        cri: None,
     })
     .unwrap();
     node.install(&tools::runc_shim().unwrap()).unwrap();

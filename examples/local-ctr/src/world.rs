@@ -46,6 +46,7 @@ impl World {
             product: Some(product),
             tools: Tools::find()?,
             settings: Settings::default(),
+            cri: None,
         })?;
         let store = node.install(&binaries.join("thaw-s3"))?;
         let store = StoreProcess::start(

@@ -3,9 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use super::error::{NodeError, file_error};
 use super::mounts;
 use super::procs::Process;
-use super::running::{NodeError, TestNode, file_error};
+use super::running::TestNode;
 
 /// A process that can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +129,7 @@ impl TestNode {
                 _ => {}
             }
         }
-        super::leak::remove_cgroups(self.namespace());
+        super::leak::remove_cgroups(self.cgroup());
         Ok(())
     }
 }

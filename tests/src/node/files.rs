@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest, Sha256};
+
+use crate::image::hex;
+
 /// Paths below the node's directory.
 #[derive(Debug, Clone)]
 pub struct Files {
@@ -44,11 +48,22 @@ impl Files {
     pub fn state(&self) -> PathBuf {
         self.top.join("state")
     }
+    /// Configuration of the pods' network.
+    pub fn cni(&self) -> PathBuf {
+        self.top.join("cni")
+    }
     /// Bundles of this containerd namespace.
     pub fn bundles(&self, namespace: &str) -> PathBuf {
         self.state()
             .join("io.containerd.runtime.v2.task")
             .join(namespace)
+    }
+    /// Socket of the shim that serves this container or pod, in the directory that all of the machine's containerds
+    /// share: they tell their sockets by this hash.
+    pub fn shim_socket(&self, namespace: &str, id: &str) -> PathBuf {
+        let name = format!("{}/{namespace}/{id}", self.socket().display());
+        let hash = hex(Sha256::digest(name));
+        Path::new("/run/containerd/s").join(hash)
     }
     /// Thaw's configuration.
     pub fn thaw_config(&self) -> PathBuf {

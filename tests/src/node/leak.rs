@@ -19,7 +19,7 @@ impl Leaks {
         self.0.is_empty()
     }
 
-    pub(super) fn find(files: &Files, namespace: &str) -> Leaks {
+    pub(super) fn find(files: &Files, namespace: &str, top_cgroup: &str) -> Leaks {
         let mut left = Vec::new();
         for process in procs::below(files.top()) {
             // The node's own daemons go on.
@@ -39,6 +39,9 @@ impl Leaks {
             }
         }
         let run = files.thaw_run();
+        walk(&files.state().join("s"), &mut |path| {
+            left.push(format!("socket {}", path.display()));
+        });
         for dir in ["s", "gate", "trial", "containers"] {
             walk(&run.join(dir), &mut |path| {
                 left.push(format!("file {}", path.display()));
@@ -63,9 +66,9 @@ impl Leaks {
                 left.push(format!("bundle {}", entry.path().display()));
             }
         }
-        for cgroup in cgroups(namespace) {
-            // The namespace's own directory is runsc's to make and nobody's to remove.
-            if cgroup.file_name().is_none_or(|name| name != namespace) {
+        for cgroup in cgroups(top_cgroup) {
+            // The topmost directory is runsc's to make and nobody's to remove.
+            if cgroup.file_name().is_none_or(|name| name != top_cgroup) {
                 left.push(format!("cgroup {}", cgroup.display()));
             }
         }
@@ -110,8 +113,8 @@ fn walk(dir: &Path, found: &mut dyn FnMut(&Path)) {
     }
 }
 
-/// The cgroups below `/<namespace>` in every hierarchy, deepest last.
-pub(crate) fn cgroups(namespace: &str) -> Vec<PathBuf> {
+/// The cgroups below this topmost directory in every hierarchy, deepest last.
+pub(crate) fn cgroups(name: &str) -> Vec<PathBuf> {
     fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
         found.push(dir.to_owned());
         if let Ok(entries) = fs::read_dir(dir) {
@@ -128,7 +131,7 @@ pub(crate) fn cgroups(namespace: &str) -> Vec<PathBuf> {
         .map(|entries| entries.flatten().map(|e| e.path()).collect::<Vec<_>>())
         .unwrap_or_default();
     for hierarchy in hierarchies.iter().map(PathBuf::as_path).chain([top]) {
-        let dir = hierarchy.join(namespace);
+        let dir = hierarchy.join(name);
         // Two names of one hierarchy (cpu, cpuacct) are listed once each; removing one removes both.
         if dir.is_dir() {
             collect(&dir, &mut found);
@@ -137,12 +140,12 @@ pub(crate) fn cgroups(namespace: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Removes the namespace's cgroups, which have no processes any more.
-pub(crate) fn remove_cgroups(namespace: &str) {
+/// Removes these cgroups, which have no processes any more.
+pub(crate) fn remove_cgroups(name: &str) {
     let started = Instant::now();
     // A dead process stays in its cgroup until it is reaped.
     while started.elapsed() < Duration::from_secs(5) {
-        let left = cgroups(namespace);
+        let left = cgroups(name);
         if left.is_empty() {
             return;
         }

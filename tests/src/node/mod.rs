@@ -3,6 +3,9 @@
 
 mod container;
 mod crash;
+mod cri;
+mod daemon;
+mod error;
 mod files;
 pub(crate) mod leak;
 pub(crate) mod mounts;
@@ -13,10 +16,12 @@ mod settings;
 
 pub use container::{Container, Mount, Network, Stdio};
 pub use crash::Role;
+pub use cri::PAUSE;
+pub use error::NodeError;
 pub use files::Files;
 pub use leak::{Leaks, assert_clean};
 pub use mounts::below as mounts_below;
 pub use procs::Process;
 pub use rpc::RpcError;
-pub use running::{NodeError, NodeOptions, TestNode};
+pub use running::{NodeOptions, TestNode};
 pub use settings::Settings;

@@ -1,76 +1,29 @@
 //! Starting, using and ending a test node.
 
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio as ProcessStdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thaw_proto::StartRecord;
-use thiserror::Error;
 
 use super::container::{Container, Stdio};
+use super::cri::{self, Cri};
+use super::daemon;
+use super::error::{NodeError, file_error};
 use super::files::Files;
 use super::leak::Leaks;
 use super::mounts;
 use super::procs::{self, Process};
 use super::settings::Settings;
 use crate::command::{self, CommandError, Output};
-use crate::image::{Image, ImageError};
-use crate::tools::{Product, ToolError, Tools};
+use crate::image::Image;
+use crate::tools::{CriTools, Product, Tools};
 
 /// Limit of `ctr` and `thaw` commands unless a test says otherwise.
 const LIMIT: Duration = Duration::from_secs(60);
-const BOOT: Duration = Duration::from_secs(20);
-
-/// Why the node cannot do what a test wants.
-#[derive(Debug, Error)]
-pub enum NodeError {
-    /// Something is not installed or does not build.
-    #[error(transparent)]
-    Tool(#[from] ToolError),
-    /// A command failed.
-    #[error(transparent)]
-    Command(#[from] CommandError),
-    /// An image cannot be built.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// A file or directory of the node's.
-    #[error("cannot {what} {path}: {source}")]
-    File {
-        /// create, link, ...
-        what: &'static str,
-        /// Which.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// containerd does not come up.
-    #[error("containerd did not answer within {} s; end of its log:\n{log}", BOOT.as_secs())]
-    Boot {
-        /// Last lines.
-        log: String,
-    },
-    /// Something awaited did not happen.
-    #[error("waited {} ms in vain until {what}; last seen: {seen}", limit.as_millis())]
-    Late {
-        /// What was awaited.
-        what: String,
-        /// How long.
-        limit: Duration,
-        /// What was there instead.
-        seen: String,
-    },
-    /// A record cannot be understood.
-    #[error("start record {path} cannot be read: {message}")]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        message: String,
-    },
-}
+pub(super) const BOOT: Duration = Duration::from_secs(20);
 
 /// How a node begins.
 #[derive(Debug)]
@@ -81,6 +34,8 @@ pub struct NodeOptions {
     pub tools: Tools,
     /// Thaw's configuration beyond the directories.
     pub settings: Settings,
+    /// For a node that serves the CRI.
+    pub cri: Option<CriTools>,
 }
 
 impl NodeOptions {
@@ -90,6 +45,15 @@ impl NodeOptions {
             product: Some(Product::build()?),
             tools: Tools::find()?,
             settings: Settings::default(),
+            cri: None,
+        })
+    }
+
+    /// [`NodeOptions::for_tests`] of a node that serves the CRI, with Thaw as the runtime of its pods.
+    pub fn for_pods() -> Result<NodeOptions, NodeError> {
+        Ok(NodeOptions {
+            cri: Some(CriTools::find()?),
+            ..NodeOptions::for_tests()?
         })
     }
 }
@@ -100,8 +64,11 @@ impl NodeOptions {
 pub struct TestNode {
     files: Files,
     namespace: String,
+    /// Topmost directory of its containers in every cgroup hierarchy.
+    cgroup: String,
     settings: Settings,
     tools: Tools,
+    pub(super) cri: Option<Cri>,
     containerd: Option<Child>,
     dir: Option<TempDir>,
 }
@@ -115,8 +82,8 @@ impl TestNode {
             .tempdir_in("/tmp")
             .map_err(|e| file_error("create a directory in", Path::new("/tmp"), e))?;
         let files = Files::new(dir.path());
-        // cgroups are named by the namespace: it must be nobody else's.
-        let namespace = dir
+        // cgroups and networks of the whole machine bear this name: it must be nobody else's.
+        let unique = dir
             .path()
             .file_name()
             .map(|n| n.to_string_lossy().to_lowercase().replace('.', "-"))
@@ -129,11 +96,25 @@ impl TestNode {
                 "runsc.path",
                 files.bin().join("runsc").display().to_string(),
             );
+        let cri = match options.cri {
+            Some(tools) => {
+                let scratch = files.scratch();
+                fs::create_dir_all(&scratch).map_err(|e| file_error("create", &scratch, e))?;
+                Some(Cri::lay_out(&files, tools, &unique)?)
+            }
+            None => None,
+        };
         let mut node = TestNode {
             files,
-            namespace,
+            namespace: match cri {
+                Some(_) => cri::NAMESPACE.to_owned(),
+                // containerd names cgroups by the namespace.
+                None => unique.clone(),
+            },
+            cgroup: unique,
             settings,
             tools: options.tools,
+            cri,
             containerd: None,
             dir: Some(dir),
         };
@@ -145,7 +126,7 @@ impl TestNode {
 
     fn lay_out(&self, product: Option<&Product>) -> Result<(), NodeError> {
         let files = &self.files;
-        for dir in [files.bin(), files.scratch(), files.thaw_state()] {
+        for dir in daemon::directories(files) {
             fs::create_dir_all(&dir).map_err(|e| file_error("create", &dir, e))?;
         }
         let mut binaries: Vec<PathBuf> = product.map(Product::paths).unwrap_or_default();
@@ -157,26 +138,7 @@ impl TestNode {
         for binary in binaries {
             self.install(&binary)?;
         }
-        let text = format!(
-            r#"version = 3
-root = "{root}"
-state = "{state}"
-# Nothing that touches the machine outside this directory.
-disabled_plugins = [
-  "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri",
-  "io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp",
-  "io.containerd.internal.v1.tracing", "io.containerd.snapshotter.v1.blockfile",
-  "io.containerd.snapshotter.v1.erofs", "io.containerd.differ.v1.erofs",
-]
-[grpc]
-  address = "{socket}"
-[ttrpc]
-  address = "{socket}.ttrpc"
-"#,
-            root = files.root().display(),
-            state = files.state().display(),
-            socket = files.socket().display(),
-        );
+        let text = daemon::config(files, self.cri.as_ref().map(Cri::plugins));
         let path = files.containerd_config();
         fs::write(&path, text).map_err(|e| file_error("write", &path, e))
     }
@@ -212,7 +174,11 @@ disabled_plugins = [
             .stdout(file)
             .stderr(errors);
         self.environment(&mut command);
-        let child = command.spawn().map_err(|source| CommandError::Run {
+        let child = match &self.cri {
+            Some(cri) => cri.inside(|| command.spawn())?,
+            None => command.spawn(),
+        }
+        .map_err(|source| CommandError::Run {
             command: "containerd".into(),
             source,
         })?;
@@ -223,6 +189,7 @@ disabled_plugins = [
                 && self
                     .ctr_limited(&["version"], Duration::from_secs(5))
                     .is_ok_and(|o| o.ok())
+                && (self.cri.is_none() || self.crictl(&["version"]).is_ok_and(|o| o.ok()))
             {
                 return Ok(());
             }
@@ -254,9 +221,15 @@ disabled_plugins = [
         &self.files
     }
 
-    /// Its containerd namespace, which is nobody else's.
+    /// Its containerd namespace, which is nobody else's but for a node that serves the CRI.
     pub fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    /// The directory in every cgroup hierarchy that all its containers are below. Pods must be put there by their
+    /// `cgroup_parent`, which is `/` and this.
+    pub fn cgroup(&self) -> &str {
+        &self.cgroup
     }
 
     /// Thaw's configuration; [`TestNode::write_settings`] makes changes count.
@@ -468,7 +441,7 @@ disabled_plugins = [
 
     /// What is left that should not be, once every container is removed.
     pub fn leaks(&self) -> Leaks {
-        Leaks::find(&self.files, &self.namespace)
+        Leaks::find(&self.files, &self.namespace, &self.cgroup)
     }
 
     /// Ends all processes, unmounts everything and removes the directory; then says what was left in spite of that.
@@ -485,7 +458,7 @@ disabled_plugins = [
                 .map(|m| format!("mount {}", m.display())),
         );
         left.extend(
-            super::leak::cgroups(&self.namespace)
+            super::leak::cgroups(&self.cgroup)
                 .iter()
                 .map(|c| format!("cgroup {}", c.display())),
         );
@@ -512,7 +485,10 @@ disabled_plugins = [
             std::thread::sleep(Duration::from_millis(20));
         }
         mounts::unmount_below(self.files.top());
-        super::leak::remove_cgroups(&self.namespace);
+        super::leak::remove_cgroups(&self.cgroup);
+        if let Some(cri) = self.cri.take() {
+            cri.forget_results();
+        }
         if let Some(dir) = self.dir.take() {
             if std::env::var_os("THAW_KEEP").is_some() {
                 eprintln!("kept {}", dir.keep().display());
@@ -541,14 +517,6 @@ impl Drop for TestNode {
             eprintln!("{}", self.logs());
         }
         self.tear_down();
-    }
-}
-
-pub(super) fn file_error(what: &'static str, path: &Path, source: io::Error) -> NodeError {
-    NodeError::File {
-        what,
-        path: path.to_owned(),
-        source,
     }
 }
 
