@@ -17,8 +17,8 @@ demo: ## A Python service started normally, captured, restored, and refused for 
 test: ## All checks and test suites, a time for each and one summary
 	@tools/test.sh
 
-bench: ## Measures; ROW=start or ROW=capture for one row, REPEAT=n for more repetitions
-	@tools/install.sh packages runsc containerd python-rootfs
+bench: ## Measures; ROW=start, capture, run, idle, stats, soak or size for one row, REPEAT=n for more repetitions
+	@tools/install.sh packages runsc containerd python-rootfs gvisor-shim
 	@tools/release.sh -p thaw-testkit -p thaw-bench
 	@$(RELEASE)/thaw-bench --binaries $(RELEASE) $(if $(ROW),--row $(ROW)) $(if $(REPEAT),--repeat $(REPEAT))
 

@@ -2,8 +2,13 @@
 //! one JSON line per row to `target/bench/<row>.jsonl`.
 
 mod capture;
+mod idle;
 mod result;
+mod run;
+mod size;
+mod soak;
 mod start;
+mod stats;
 mod world;
 
 use std::path::PathBuf;
@@ -23,7 +28,7 @@ struct Arguments {
     /// Where the lines go.
     #[arg(long, default_value = "target/bench")]
     results: PathBuf,
-    /// Only this row: start, capture.
+    /// Only this row: start, capture, run, idle, stats, soak or size.
     #[arg(long)]
     row: Option<String>,
     /// Repetitions of each variant.
@@ -33,7 +38,15 @@ struct Arguments {
 
 type Measure = fn(&mut World, &Results, usize) -> anyhow::Result<()>;
 
-const ROWS: &[(&str, Measure)] = &[("start", start::measure), ("capture", capture::measure)];
+const ROWS: &[(&str, Measure)] = &[
+    ("start", start::measure),
+    ("capture", capture::measure),
+    ("run", run::measure),
+    ("idle", idle::measure),
+    ("stats", stats::measure),
+    ("soak", soak::measure),
+    ("size", size::measure),
+];
 
 fn main() -> ExitCode {
     match bench(&Arguments::parse()) {

@@ -13,7 +13,7 @@ pub(crate) struct Line {
     pub(crate) row: &'static str,
     /// Median.
     pub(crate) ours: f64,
-    /// Median, or the bound where there is no peer.
+    /// Median, or the bound where there is no peer, or what there was before.
     pub(crate) peer: f64,
     /// `ours / peer`.
     pub(crate) ratio: f64,
@@ -48,7 +48,7 @@ impl Results {
             row,
             ours: ours_median,
             peer: peer_median,
-            ratio: ours_median / peer_median,
+            ratio: ratio(ours_median, peer_median),
             unit,
             n: ours.len(),
             against,
@@ -68,6 +68,11 @@ impl Results {
     }
 }
 
+/// Nothing against nothing is as much.
+fn ratio(ours: f64, peer: f64) -> f64 {
+    if ours == peer { 1.0 } else { ours / peer }
+}
+
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -81,6 +86,12 @@ fn median(values: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_as_much_as_nothing() {
+        assert_eq!(ratio(0.0, 0.0), 1.0);
+        assert_eq!(ratio(1.0, 4.0), 0.25);
+    }
 
     #[test]
     fn the_median_is_the_middle() {

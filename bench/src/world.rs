@@ -8,25 +8,61 @@ use anyhow::{Context, anyhow};
 use thaw_proto::StartRecord;
 use thaw_testkit::image;
 use thaw_testkit::netns::Cable;
-use thaw_testkit::node::{Container, NodeOptions, Settings, TestNode};
+use thaw_testkit::node::{Container, NodeOptions, Settings, TestNode, unmount_below};
 use thaw_testkit::s3::StoreProcess;
 use thaw_testkit::tools::{self, Product, Tools};
 
 const PYTHON: &str = "thaw.dev/bench/report:1";
 const GUEST: &str = "thaw.dev/bench/guest:1";
 const SERVICE: &str = include_str!("../../examples/local-ctr/service.py");
+const BUSYBOX: &str = "thaw.dev/bench/busybox:1";
 const PORT: u16 = 8000;
 const BUCKET: &str = "bench";
 /// First byte of each answer of the store, milliseconds: an object store in the same region.
 const LATENCY_MS: &str = "25";
 /// All connections together, bytes per second.
 const BANDWIDTH: &str = "200000000";
+/// Where gVisor's own shim keeps runsc's state.
+const GO_ROOT: &str = "/run/containerd/runsc";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(crate) struct World {
     node: TestNode,
     _store: StoreProcess,
     checkpoints: u32,
+}
+
+/// Whose shim runs a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shim {
+    /// Thaw's.
+    Thaw,
+    /// gVisor's own.
+    Go,
+}
+
+impl Shim {
+    /// Name of its executable.
+    pub(crate) fn executable(self) -> &'static str {
+        match self {
+            Shim::Thaw => "containerd-shim-thaw-v1",
+            Shim::Go => "containerd-shim-runsc-v1",
+        }
+    }
+
+    /// A busybox container.
+    pub(crate) fn busybox(self, id: &str, args: &[&str]) -> Container {
+        let container = Container::new(id, BUSYBOX).args(args);
+        match self {
+            Shim::Thaw => container,
+            Shim::Go => Container {
+                runtime: "io.containerd.runsc.v1".into(),
+                ..container
+            }
+            // Without it, this shim's Create waits for ever.
+            .annotation("io.kubernetes.cri.container-type", "sandbox"),
+        }
+    }
 }
 
 /// One started container.
@@ -69,6 +105,38 @@ impl World {
 
     pub(crate) fn import_guest(&self) -> anyhow::Result<()> {
         Ok(self.node.import(&image::guest(GUEST, &tools::guest()?)?)?)
+    }
+
+    /// Imports busybox and installs gVisor's own shim.
+    pub(crate) fn import_busybox(&self) -> anyhow::Result<()> {
+        self.node.install(&tools::runsc_shim()?)?;
+        let busybox = image::busybox(BUSYBOX, &Tools::find()?.busybox)?;
+        Ok(self.node.import(&busybox)?)
+    }
+
+    pub(crate) fn node(&self) -> &TestNode {
+        &self.node
+    }
+
+    /// Starts a container that does nothing, and finds the process of its shim.
+    pub(crate) fn start_idle(&self, shim: Shim, id: &str) -> anyhow::Result<i32> {
+        let container = shim.busybox(id, &["sleep", "100000"]);
+        self.node.run(&container)?.success()?;
+        self.shim_process(shim, id)
+    }
+
+    /// The process that serves a container.
+    fn shim_process(&self, shim: Shim, id: &str) -> anyhow::Result<i32> {
+        self.node
+            .processes()
+            .iter()
+            .find(|process| process.name == shim.executable() && process.flag("-id") == Some(id))
+            .map(|process| process.pid)
+            .with_context(|| format!("container {id} has no {}", shim.executable()))
+    }
+
+    pub(crate) fn remove(&self, id: &str) -> anyhow::Result<()> {
+        Ok(self.node.remove(id)?)
     }
 
     pub(crate) fn start_python(
@@ -157,6 +225,15 @@ impl World {
     }
 
     pub(crate) fn end(self) -> Result<(), String> {
-        self.node.end()
+        // gVisor's own shim keeps runsc's state, and a mount in it, outside the node's directory.
+        let go_root = Path::new(GO_ROOT).join(self.node.namespace());
+        let ended = self.node.end();
+        unmount_below(&go_root);
+        match std::fs::remove_dir_all(&go_root) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                Err(format!("{}: {e}", go_root.display()))
+            }
+            _ => ended,
+        }
     }
 }

@@ -20,7 +20,7 @@ pub use cri::PAUSE;
 pub use error::NodeError;
 pub use files::Files;
 pub use leak::{Leaks, assert_clean};
-pub use mounts::below as mounts_below;
+pub use mounts::{below as mounts_below, unmount_below};
 pub use procs::Process;
 pub use rpc::RpcError;
 pub use running::{NodeOptions, TestNode};

@@ -17,7 +17,7 @@ pub fn below(top: &Path) -> Vec<PathBuf> {
 }
 
 /// Unmounts everything below `top`, the last mounted first.
-pub(crate) fn unmount_below(top: &Path) {
+pub fn unmount_below(top: &Path) {
     for point in below(top).iter().rev() {
         let _ = umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
     }
