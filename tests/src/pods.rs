@@ -48,7 +48,12 @@ impl Pods {
     /// Boots a node with Thaw, a sandbox image and busybox.
     #[track_caller]
     pub fn new() -> Pods {
-        let options = NodeOptions::for_pods().unwrap_or_else(|e| panic!("{e}"));
+        Pods::on(NodeOptions::for_pods().unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// The same with these options, which must be of a node for pods.
+    #[track_caller]
+    pub fn on(options: NodeOptions) -> Pods {
         let busybox = image::busybox(BUSYBOX, &options.tools.busybox);
         let busybox = busybox.unwrap_or_else(|e| panic!("{e}"));
         let pause = busybox.clone().named(PAUSE).args(&["sleep", "1000000"]);

@@ -20,6 +20,14 @@ pub enum ToolError {
         /// Environment variable that names another place.
         variable: &'static str,
     },
+    /// An earlier containerd is not installed.
+    #[error("containerd {version} is not at {path}: run `tools/install.sh old-containerds`")]
+    Old {
+        /// Its version.
+        version: String,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
     /// Thaw's own binaries do not build.
     #[error("cannot build Thaw's binaries: {0}")]
     Build(#[from] CommandError),
@@ -54,6 +62,31 @@ impl Tools {
             containerd: find("containerd", "THAW_CONTAINERD", bin.join("containerd"))?,
             ctr: find("ctr", "THAW_CTR", bin.join("ctr"))?,
             busybox: find("busybox", "THAW_BUSYBOX", "/bin/busybox".into())?,
+        })
+    }
+}
+
+/// Earlier versions of containerd that Thaw is tested with, from `make conform`'s components.
+pub const OLD_CONTAINERDS: [&str; 3] = ["1.6.20", "1.7.24", "2.1.9"];
+
+impl Tools {
+    /// The same with an earlier containerd and its ctr.
+    pub fn with_containerd(self, version: &str) -> Result<Tools, ToolError> {
+        let bin = checkout().join(format!(".tools/containerd-{version}/usr/bin"));
+        let there = |name| {
+            let path = bin.join(name);
+            if path.is_file() {
+                return Ok(path);
+            }
+            Err(ToolError::Old {
+                version: version.to_owned(),
+                path,
+            })
+        };
+        Ok(Tools {
+            containerd: there("containerd")?,
+            ctr: there("ctr")?,
+            ..self
         })
     }
 }

@@ -125,6 +125,28 @@ pub(super) fn plugins_config(files: &Files, plugins: &Path) -> String {
     )
 }
 
+/// The same for containerd 1.x.
+pub(super) fn plugins_config_1(files: &Files, plugins: &Path) -> String {
+    format!(
+        r#"[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE}"
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{plugins}"
+    conf_dir = "{cni}"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "thaw"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.thaw]
+    runtime_type = "io.containerd.thaw.v1"
+    pod_annotations = ["thaw.dev/*", "dev.gvisor.*"]
+    container_annotations = ["thaw.dev/*", "dev.gvisor.*"]
+"#,
+        plugins = plugins.display(),
+        cni = files.cni().display(),
+    )
+}
+
 fn crictl_config(files: &Files) -> PathBuf {
     files.top().join("crictl.yaml")
 }

@@ -1,9 +1,14 @@
 //! containerd's configuration.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use super::cri;
 use super::files::Files;
+use crate::command::{self, CommandError};
+
+const VERSION_LIMIT: Duration = Duration::from_secs(10);
 
 /// Plugins that touch the machine outside the node's directory.
 const DISABLED: &[&str] = &[
@@ -22,14 +27,34 @@ const CRI: &[&str] = &[
     "io.containerd.grpc.v1.cri",
 ];
 
+/// How containerd's configuration is written, which changed with 2.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dialect {
+    /// 1.x: configuration version 2.
+    One,
+    /// 2.x: configuration version 3.
+    Two,
+}
+
+impl Dialect {
+    /// The one of this binary, by what it says of itself.
+    pub(super) fn of(containerd: &Path) -> Result<Dialect, CommandError> {
+        let mut command = Command::new(containerd);
+        let output = command::run(command.arg("--version"), VERSION_LIMIT)?.success()?;
+        // containerd's path ends in /v2 since 2.0.
+        let two = output.stdout.contains("containerd/v2 ");
+        Ok(if two { Dialect::Two } else { Dialect::One })
+    }
+}
+
 /// The text of `containerd.toml`. `plugins`: where the CNI plugins are, for a node that serves the CRI.
-pub(super) fn config(files: &Files, plugins: Option<&Path>) -> String {
+pub(super) fn config(files: &Files, plugins: Option<&Path>, dialect: Dialect) -> String {
     let mut disabled: Vec<&str> = DISABLED.to_vec();
     if plugins.is_none() {
         disabled.extend(CRI);
     }
     let common = format!(
-        r#"version = 3
+        r#"version = {version}
 root = "{root}"
 state = "{state}"
 disabled_plugins = {disabled:?}
@@ -38,11 +63,19 @@ disabled_plugins = {disabled:?}
 [ttrpc]
   address = "{socket}.ttrpc"
 "#,
+        version = match dialect {
+            Dialect::One => 2,
+            Dialect::Two => 3,
+        },
         root = files.root().display(),
         state = files.state().display(),
         socket = files.socket().display(),
     );
-    common + &plugins.map_or_else(String::new, |plugins| cri::plugins_config(files, plugins))
+    let pods = plugins.map(|plugins| match dialect {
+        Dialect::One => cri::plugins_config_1(files, plugins),
+        Dialect::Two => cri::plugins_config(files, plugins),
+    });
+    common + &pods.unwrap_or_default()
 }
 
 /// Directories that must exist before containerd starts.

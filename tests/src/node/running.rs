@@ -10,7 +10,7 @@ use thaw_proto::StartRecord;
 
 use super::container::{Container, Stdio};
 use super::cri::{self, Cri};
-use super::daemon;
+use super::daemon::{self, Dialect};
 use super::error::{NodeError, file_error};
 use super::files::Files;
 use super::leak::Leaks;
@@ -138,9 +138,25 @@ impl TestNode {
         for binary in binaries {
             self.install(&binary)?;
         }
-        let text = daemon::config(files, self.cri.as_ref().map(Cri::plugins));
-        let path = files.containerd_config();
+        self.write_containerd_config()
+    }
+
+    fn write_containerd_config(&self) -> Result<(), NodeError> {
+        let dialect = Dialect::of(&self.tools.containerd)?;
+        let text = daemon::config(&self.files, self.cri.as_ref().map(Cri::plugins), dialect);
+        let path = self.files.containerd_config();
         fs::write(&path, text).map_err(|e| file_error("write", &path, e))
+    }
+
+    /// Puts another containerd in the place of this one, which is killed, and starts it on what the first one left.
+    pub fn upgrade(&mut self, tools: Tools) -> Result<(), NodeError> {
+        self.kill_containerd();
+        for binary in [&tools.containerd, &tools.ctr] {
+            self.install(binary)?;
+        }
+        self.tools = tools;
+        self.write_containerd_config()?;
+        self.boot()
     }
 
     /// Puts a binary into the node's own directory, by a hard link where possible.
@@ -295,10 +311,14 @@ impl TestNode {
         let archive = self.files.scratch().join("image.tar");
         image.write(&archive)?;
         let limit = Duration::from_secs(300);
-        let result = self.ctr_limited(
-            &["image", "import", "--local", &archive.to_string_lossy()],
-            limit,
-        );
+        let archive_name = archive.to_string_lossy();
+        let mut line = vec!["image", "import"];
+        // 2.x as 1.x does it, not through its transfer service.
+        if Dialect::of(&self.tools.containerd)? == Dialect::Two {
+            line.push("--local");
+        }
+        line.push(&archive_name);
+        let result = self.ctr_limited(&line, limit);
         let _ = fs::remove_file(&archive);
         result?.success()?;
         Ok(())
