@@ -2,6 +2,7 @@
 # Installs the real components that Thaw's tests and demo use into .tools/ of this checkout.
 #
 #   tools/install.sh [runsc] [containerd] [packages] [python-rootfs] [cargo-deny]
+#                    [client-suite] [critest] [gvisor-shim] [old-containerds]
 #
 # Without arguments: all of them. What is there in the right version is left alone. Existing ones are used instead where
 # THAW_RUNSC, THAW_CONTAINERD, THAW_CTR, THAW_BUSYBOX or THAW_PYTHON_ROOTFS name them.
@@ -27,6 +28,8 @@ need_machine() {
 need_go() { command -v go >/dev/null || die "go is missing: install Go 1.26 or newer (https://go.dev/doc/install) and put it into PATH"; }
 need_cargo() { command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup (https://rustup.rs) and put it into PATH"; }
 need_apt() { command -v apt-get >/dev/null || die "apt-get is missing: this script installs $1 on Debian only; install it yourself, or set $2"; }
+
+need_patch() { command -v patch >/dev/null || die "patch is missing: install it, e.g. 'apt-get install patch'"; }
 
 # --- runsc ---
 
@@ -62,6 +65,9 @@ missing_packages() {
     [[ -x ${THAW_BUSYBOX:-/bin/busybox} ]] || echo busybox-static
     [[ -n ${THAW_PYTHON_ROOTFS:-} ]] || command -v mmdebstrap >/dev/null || echo mmdebstrap
     command -v ip >/dev/null || echo iproute2
+    command -v iptables >/dev/null || echo iptables
+    command -v runc >/dev/null || echo runc
+    [[ -x /usr/lib/cni/bridge ]] || echo containernetworking-plugins
 }
 has_packages() { [[ -z $(missing_packages) ]]; }
 check_packages() { need_apt "$(missing_packages | paste -sd ' ')" "THAW_BUSYBOX and THAW_PYTHON_ROOTFS"; }
@@ -109,11 +115,17 @@ has_cargo-deny() { [[ "$("$bin/cargo-deny" --version 2>/dev/null)" == "cargo-den
 check_cargo-deny() { need_cargo; }
 install_cargo-deny() { cargo install --quiet --locked --root "$tools" "cargo-deny@$CARGO_DENY_VERSION"; }
 
+# --- Conformance suites and what they compare with ---
+
+# shellcheck source=tools/suites.sh
+source "$here/suites.sh"
+
 # --- The rest ---
 
 typical() {
     case $1 in
         runsc | containerd) echo "about 3 minutes" ;;
+        critest | gvisor-shim) echo "about 2 minutes" ;;
         cargo-deny) echo "about 5 minutes" ;;
         *) echo "about a minute" ;;
     esac
@@ -130,7 +142,7 @@ run() {
 }
 
 components=("$@")
-[[ ${#components[@]} -gt 0 ]] || components=(packages runsc containerd python-rootfs cargo-deny)
+[[ ${#components[@]} -gt 0 ]] || components=(packages runsc containerd python-rootfs cargo-deny client-suite critest gvisor-shim old-containerds)
 wanted=()
 for component in "${components[@]}"; do
     declare -F "has_$component" >/dev/null || die "there is no component '$component'"
