@@ -27,6 +27,7 @@ enum Entry {
     Directory,
     File { data: Vec<u8>, mode: u32 },
     Link { target: String },
+    HardLink { target: String },
 }
 
 #[derive(Debug, Clone)]
@@ -44,6 +45,33 @@ pub struct Image {
     layers: Vec<Layer>,
     args: Vec<String>,
     env: Vec<String>,
+    user: String,
+    platform: Platform,
+}
+
+/// What an image says it runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Platform {
+    /// Architecture as Go names it.
+    pub architecture: &'static str,
+    /// Variant, or the empty string.
+    pub variant: &'static str,
+}
+
+impl Platform {
+    /// This machine's.
+    pub const AMD64: Platform = Platform {
+        architecture: "amd64",
+        variant: "",
+    };
+
+    fn describe(self) -> serde_json::Value {
+        let mut text = json!({ "architecture": self.architecture, "os": "linux" });
+        if !self.variant.is_empty() {
+            text["variant"] = self.variant.into();
+        }
+        text
+    }
 }
 
 impl Image {
@@ -54,6 +82,8 @@ impl Image {
             layers: Vec::new(),
             args: Vec::new(),
             env: vec!["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into()],
+            user: String::new(),
+            platform: Platform::AMD64,
         }
     }
 
@@ -71,6 +101,12 @@ impl Image {
     /// Adds an uncompressed tar archive as a layer.
     pub fn tar(mut self, path: &Path) -> Image {
         self.layers.push(Layer::Tar(path.to_owned()));
+        self
+    }
+
+    /// Begins a new layer for the entries that follow.
+    pub fn layer(mut self) -> Image {
+        self.layers.push(Layer::Entries(Vec::new()));
         self
     }
 
@@ -100,6 +136,16 @@ impl Image {
         )
     }
 
+    /// Adds another name of a file that was added before.
+    pub fn hard_link(self, path: &str, target: &str) -> Image {
+        self.entry(
+            path,
+            Entry::HardLink {
+                target: target.to_owned(),
+            },
+        )
+    }
+
     /// Adds a copy of a file of this machine.
     pub fn copy(self, path: &str, from: &Path) -> Result<Image, ImageError> {
         let fail = |source| ImageError {
@@ -121,6 +167,18 @@ impl Image {
     /// Adds a variable to the image's environment, `NAME=value`.
     pub fn env(mut self, variable: &str) -> Image {
         self.env.push(variable.to_owned());
+        self
+    }
+
+    /// Whom its program runs as: a name or number, and perhaps a group, as in a Dockerfile.
+    pub fn user(mut self, user: &str) -> Image {
+        user.clone_into(&mut self.user);
+        self
+    }
+
+    /// Says that it is for another platform, whatever is in it.
+    pub fn platform(mut self, platform: Platform) -> Image {
+        self.platform = platform;
         self
     }
 
@@ -157,12 +215,12 @@ impl Image {
 
     fn finish<W: Write>(&self, mut archive: tar::Builder<W>, layers: Vec<Blob>) -> io::Result<()> {
         let diff_ids: Vec<String> = layers.iter().map(|l| l.digest()).collect();
-        let config = json!({
-            "architecture": "amd64",
-            "os": "linux",
-            "config": { "Env": self.env, "Cmd": self.args },
-            "rootfs": { "type": "layers", "diff_ids": diff_ids },
-        });
+        let mut config = self.platform.describe();
+        config["config"] = json!({ "Env": self.env, "Cmd": self.args });
+        if !self.user.is_empty() {
+            config["config"]["User"] = self.user.as_str().into();
+        }
+        config["rootfs"] = json!({ "type": "layers", "diff_ids": diff_ids });
         let config = add_blob(&mut archive, &serde_json::to_vec(&config)?)?;
         let layers: Vec<_> = layers
             .iter()
@@ -176,7 +234,7 @@ impl Image {
         });
         let manifest = add_blob(&mut archive, &serde_json::to_vec(&manifest)?)?;
         let mut entry = manifest.descriptor("application/vnd.oci.image.manifest.v1+json");
-        entry["platform"] = json!({ "architecture": "amd64", "os": "linux" });
+        entry["platform"] = self.platform.describe();
         entry["annotations"] = json!({ "io.containerd.image.name": self.name });
         let index = json!({ "schemaVersion": 2, "manifests": [entry] });
         add(&mut archive, "index.json", &serde_json::to_vec(&index)?)?;
@@ -270,6 +328,11 @@ fn layer_of(entries: &[(String, Entry)]) -> io::Result<Vec<u8>> {
             Entry::Link { target } => {
                 let mut header = header(0, 0o777);
                 header.set_entry_type(tar::EntryType::Symlink);
+                archive.append_link(&mut header, path, target)?;
+            }
+            Entry::HardLink { target } => {
+                let mut header = header(0, 0o755);
+                header.set_entry_type(tar::EntryType::Link);
                 archive.append_link(&mut header, path, target)?;
             }
         }

@@ -6,18 +6,23 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use crate::data;
 
 /// Serves for ever.
-pub(crate) fn serve(port: u16, data: &[u8]) -> io::Result<()> {
+pub(crate) fn serve(port: u16, data: &[u8], page: Option<&str>) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
     let mut count = 0;
     loop {
         // A client that goes away is its own business.
         if let Ok((stream, _)) = listener.accept() {
-            let _ = answer(stream, data, &mut count);
+            let _ = answer(stream, data, page, &mut count);
         }
     }
 }
 
-fn answer(mut stream: TcpStream, data: &[u8], count: &mut u64) -> io::Result<()> {
+fn answer(
+    mut stream: TcpStream,
+    data: &[u8],
+    page: Option<&str>,
+    count: &mut u64,
+) -> io::Result<()> {
     let mut request = Vec::new();
     let mut buffer = [0; 1024];
     while !request.windows(4).any(|w| w == b"\r\n\r\n") {
@@ -35,6 +40,7 @@ fn answer(mut stream: TcpStream, data: &[u8], count: &mut u64) -> io::Result<()>
         }
         Some("/env") => ("200 OK", environment()),
         Some("/args") => ("200 OK", std::env::args().collect::<Vec<_>>().join("\n")),
+        Some("/") if page.is_some() => ("200 OK", page.unwrap_or_default().to_owned()),
         _ => ("404 Not Found", String::new()),
     };
     write!(
