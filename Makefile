@@ -4,7 +4,7 @@ TARGET := x86_64-unknown-linux-gnu
 RELEASE := $(or $(CARGO_TARGET_DIR),target)/$(TARGET)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench tools release clean
+.PHONY: help demo test lint bench conform tools release clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,11 @@ bench: ## Measures; ROW=start, capture, run, idle, stats, soak or size for one r
 	@tools/install.sh packages runsc containerd python-rootfs gvisor-shim
 	@tools/release.sh -p thaw-testkit -p thaw-bench
 	@$(RELEASE)/thaw-bench --binaries $(RELEASE) $(if $(ROW),--row $(ROW)) $(if $(REPEAT),--repeat $(REPEAT))
+
+conform: ## Other people's suites against runc's shim, gVisor's and Thaw (40 min); SUITE=client or cri, SHIM=runc, gvisor or thaw for one
+	@tools/install.sh packages runsc containerd client-suite critest gvisor-shim
+	@cargo build --locked --workspace --bins --features thaw-proto/failpoints
+	@$(or $(CARGO_TARGET_DIR),target)/debug/thaw-conform --binaries $(or $(CARGO_TARGET_DIR),target)/debug $(if $(SUITE),--suite $(SUITE)) $(if $(SHIM),--shim $(SHIM))
 
 lint: ## Formatting, clippy, documentation, dependencies
 	@tools/test.sh format clippy docs deny

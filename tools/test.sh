@@ -15,7 +15,7 @@ trap 'rm -rf "$log"' EXIT
 features=(--features thaw-proto/failpoints)
 target=${CARGO_TARGET_DIR:-$checkout/target}
 
-step_tools() { tools/install.sh packages runsc containerd cargo-deny; }
+step_tools() { tools/install.sh packages runsc containerd cargo-deny client-suite critest; }
 step_format() { cargo fmt --all --check; }
 step_clippy() { cargo clippy --locked --workspace --all-targets "${features[@]}" -- -D warnings; }
 step_docs() { RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet; }

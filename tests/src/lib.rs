@@ -1,7 +1,8 @@
-//! What Thaw's suites, benchmarks and demo stand on: a shaped S3 server, a private containerd, a stand-in for it, network namespaces, images
-//! and guests.
+//! What Thaw's suites, benchmarks and demo stand on: a shaped S3 server, a private containerd, a stand-in for it, network
+//! namespaces, images and guests, and other people's suites in worlds of their own.
 
 pub mod command;
+pub mod conform;
 pub mod http;
 pub mod image;
 pub mod mock;

@@ -127,6 +127,11 @@ pub fn python_rootfs() -> Result<PathBuf, ToolError> {
     )
 }
 
+/// A program that `make tools` installs and that only some suites need.
+pub(crate) fn installed(name: &'static str, variable: &'static str) -> Result<PathBuf, ToolError> {
+    find(name, variable, checkout().join(".tools/bin").join(name))
+}
+
 fn find(name: &'static str, variable: &'static str, usual: PathBuf) -> Result<PathBuf, ToolError> {
     let path = std::env::var_os(variable).map_or(usual, PathBuf::from);
     there(name, variable, path)
