@@ -25,10 +25,10 @@ pub(super) fn create(name: &str) -> io::Result<()> {
         fs::create_dir_all(&dir)?;
         // Version 1: nothing can join before these are set.
         for file in ["cpuset.cpus", "cpuset.mems"] {
-            if let Ok(value) = fs::read_to_string(hierarchy.mounted.join(file)) {
-                if hierarchy.kind == "cgroup" {
-                    fs::write(dir.join(file), value.trim())?;
-                }
+            if hierarchy.kind == "cgroup"
+                && let Ok(value) = fs::read_to_string(hierarchy.mounted.join(file))
+            {
+                fs::write(dir.join(file), value.trim())?;
             }
         }
     }
