@@ -23,9 +23,10 @@ bench: ## Measures; ROW=start, capture, run, idle, stats, soak or size for one r
 	@$(RELEASE)/thaw-bench --binaries $(RELEASE) $(if $(ROW),--row $(ROW)) $(if $(REPEAT),--repeat $(REPEAT))
 
 conform: ## Other people's suites against runc's shim, gVisor's and Thaw (40 min); SUITE=client or cri, SHIM=runc, gvisor or thaw for one
-	@tools/install.sh packages runsc containerd client-suite critest gvisor-shim
+	@tools/install.sh packages runsc containerd client-suite critest gvisor-shim $(if $(SUITE)$(SHIM),,old-containerds)
 	@cargo build --locked --workspace --bins --features thaw-proto/failpoints
 	@$(or $(CARGO_TARGET_DIR),target)/debug/thaw-conform --binaries $(or $(CARGO_TARGET_DIR),target)/debug $(if $(SUITE),--suite $(SUITE)) $(if $(SHIM),--shim $(SHIM))
+	@$(if $(SUITE)$(SHIM),,tools/test.sh suite:versions)
 
 lint: ## Formatting, clippy, documentation, dependencies
 	@tools/test.sh format clippy docs deny

@@ -15,7 +15,7 @@ trap 'rm -rf "$log"' EXIT
 features=(--features thaw-proto/failpoints)
 target=${CARGO_TARGET_DIR:-$checkout/target}
 
-step_tools() { tools/install.sh packages runsc containerd cargo-deny client-suite critest; }
+step_tools() { tools/install.sh packages runsc containerd cargo-deny client-suite critest gvisor-shim; }
 step_format() { cargo fmt --all --check; }
 step_clippy() { cargo clippy --locked --workspace --all-targets "${features[@]}" -- -D warnings; }
 step_docs() { RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet; }
@@ -38,6 +38,8 @@ steps=("$@")
 if [[ ${#steps[@]} -eq 0 ]]; then
     steps=(tools format clippy docs deny build unit)
     for file in tests/tests/*.rs; do
+        # Needs earlier versions of containerd: `make conform`.
+        [[ $file == */versions.rs ]] && continue
         [[ -e $file ]] && steps+=("suite:$(basename "$file" .rs)")
     done
 fi

@@ -53,7 +53,9 @@ pub fn judge(
 ) -> Result<Vec<Difference>, JudgeError> {
     let pins = pins(suite)?;
     let mut column = workshop.run(suite, shim, only, &pins.hanging(shim))?;
-    second_attempt(workshop, &pins, &mut column)?;
+    if shim != Shim::Thaw {
+        second_attempt(workshop, &pins, &mut column)?;
+    }
     if only.is_empty() {
         report::keep(&results(), &column).map_err(|source| JudgeError::Keep {
             path: results(),
@@ -65,8 +67,8 @@ pub fn judge(
     Ok(differences)
 }
 
-/// Runs again what failed without being pinned. Suites of this size always have a test that is late now and then; one
-/// that fails for a reason fails twice.
+/// Runs again what failed with a peer without being pinned. Suites of this size always have a test that is late now and
+/// then, and a peer's lateness is not ours to mend; Thaw has one attempt.
 fn second_attempt(workshop: &Workshop, pins: &Pins, column: &mut Column) -> Result<(), JudgeError> {
     let again: Vec<String> = pins
         .differences(column.shim, &column.outcomes, true)
