@@ -207,8 +207,10 @@ impl UndoState {
                 Err(error)
                     if !matches!(
                         error.kind(),
-                        // Where nothing can be written there is none.
-                        ErrorKind::NotFound | ErrorKind::ReadOnlyFilesystem
+                        // Where nothing can be written there is none, and a handle goes stale with the file.
+                        ErrorKind::NotFound
+                            | ErrorKind::ReadOnlyFilesystem
+                            | ErrorKind::StaleNetworkFileHandle
                     ) =>
                 {
                     return Err(format!(

@@ -21,6 +21,9 @@ pub(super) const NAMESPACE: &str = "k8s.io";
 pub const PAUSE: &str = "thaw.dev/test/pause:1";
 /// Where libcni keeps results; it cannot be told otherwise.
 const CNI_RESULTS: &str = "/var/lib/cni/results";
+/// The plugins that run pods.
+const RUNTIME: &str = "io.containerd.cri.v1.runtime";
+const RUNTIME_1: &str = "io.containerd.grpc.v1.cri";
 const LIMIT: Duration = Duration::from_secs(100);
 
 /// The parts of a node that serves the CRI.
@@ -105,45 +108,48 @@ pub(super) fn plugins_config(files: &Files, plugins: &Path) -> String {
     format!(
         r#"[plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = "{PAUSE}"
-[plugins."io.containerd.cri.v1.runtime"]
+[plugins."{RUNTIME}"]
   # Lowering a score needs a capability that root in a container may not have.
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
-  [plugins."io.containerd.cri.v1.runtime".cni]
+  [plugins."{RUNTIME}".cni]
     bin_dirs = ["{plugins}"]
     conf_dir = "{cni}"
     use_internal_loopback = true
-  [plugins."io.containerd.cri.v1.runtime".containerd]
-    default_runtime_name = "thaw"
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.thaw]
-    runtime_type = "io.containerd.thaw.v1"
-    pod_annotations = ["thaw.dev/*", "dev.gvisor.*"]
-    container_annotations = ["thaw.dev/*", "dev.gvisor.*"]
-"#,
+{runtimes}"#,
         plugins = plugins.display(),
         cni = files.cni().display(),
+        runtimes = runtimes(RUNTIME),
     )
 }
 
 /// The same for containerd 1.x.
 pub(super) fn plugins_config_1(files: &Files, plugins: &Path) -> String {
     format!(
-        r#"[plugins."io.containerd.grpc.v1.cri"]
+        r#"[plugins."{RUNTIME_1}"]
   sandbox_image = "{PAUSE}"
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
+  [plugins."{RUNTIME_1}".cni]
     bin_dir = "{plugins}"
     conf_dir = "{cni}"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
+{runtimes}"#,
+        plugins = plugins.display(),
+        cni = files.cni().display(),
+        runtimes = runtimes(RUNTIME_1),
+    )
+}
+
+/// Thaw as the runtime of all pods; `plugin` has the section.
+fn runtimes(plugin: &str) -> String {
+    format!(
+        r#"  [plugins."{plugin}".containerd]
     default_runtime_name = "thaw"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.thaw]
+  [plugins."{plugin}".containerd.runtimes.thaw]
     runtime_type = "io.containerd.thaw.v1"
     pod_annotations = ["thaw.dev/*", "dev.gvisor.*"]
     container_annotations = ["thaw.dev/*", "dev.gvisor.*"]
-"#,
-        plugins = plugins.display(),
-        cni = files.cni().display(),
+"#
     )
 }
 
