@@ -33,6 +33,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Step {
+    /// Writes the documents anew from the results that were kept.
+    Report,
     /// The first process of a world; not for people.
     #[command(hide = true)]
     Inside { dir: PathBuf },
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Some(Step::Work { dir }) => inside::work(dir)
             .map(|()| true)
             .map_err(anyhow::Error::from),
+        Some(Step::Report) => write(&judge::results()).map(|()| true),
         None => conform(&arguments),
     };
     match went {
