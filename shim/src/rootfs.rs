@@ -32,6 +32,12 @@ pub(crate) async fn mount(mounts: Vec<Mount>, target: PathBuf) -> Result<()> {
 fn mount_all(mounts: &[Mount], target: &Path) -> Result<()> {
     let filled = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     for mount in mounts {
+        if let Some(option) = id_map(mount) {
+            return Err(TaskError::Unimplemented(format!(
+                "mounting the root file system with mapped ids ({option}) is not supported, and runsc could not join the \
+                 pod's user namespace; run the pod with hostUsers: true"
+            )));
+        }
         let at = if mount.target.is_empty() {
             target.to_owned()
         } else {
@@ -51,6 +57,12 @@ fn mount_all(mounts: &[Mount], target: &Path) -> Result<()> {
         )))?;
     }
     Ok(())
+}
+
+/// An option that containerd means for the mounting program and not for the kernel.
+fn id_map(mount: &Mount) -> Option<&str> {
+    let mut options = mount.options.iter().map(String::as_str);
+    options.find(|option| option.starts_with("uidmap=") || option.starts_with("gidmap="))
 }
 
 /// Unmounts everything on `target`, however often something was mounted there; nothing mounted is no error.
@@ -104,6 +116,25 @@ mod tests {
             Some("/tmp".into())
         );
         assert_eq!(upper_dir(&[]), None);
+    }
+
+    #[tokio::test]
+    async fn mapped_ids_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let mapped = Mount {
+            type_: "overlay".into(),
+            source: "overlay".into(),
+            options: vec!["lowerdir=/a:/b".into(), "uidmap=0:65536:65536".into()],
+            ..Mount::default()
+        };
+        let error = mount(vec![mapped], dir.path().to_owned())
+            .await
+            .unwrap_err();
+        assert_eq!(error.code(), ttrpc::Code::UNIMPLEMENTED);
+        assert!(
+            error.to_string().contains("uidmap=0:65536:65536"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -152,6 +152,8 @@ fn skips(text: &mut String, column: &Column) {
             // The place in the suite's source differs from test to test.
             let said = outcome.detail.lines().next().unwrap_or_default();
             let said = said.split_once(": ").map_or(said, |(_, reason)| reason);
+            // So do the ids that it lists.
+            let said = said.split_once(" ([").map_or(said, |(reason, _)| reason);
             *reasons.entry(said).or_default() += 1;
         }
     }
