@@ -16,7 +16,7 @@ use thaw_runsc::command::Checkpoint;
 use thaw_runsc::probe::{self, RuntimeProbe};
 use tokio::sync::watch;
 
-use super::create::{CHECKPOINT_FILE, CheckpointRef};
+use super::selection::{CHECKPOINT_FILE, CheckpointRef};
 use super::trial::write_options;
 use super::{Container, KILL_LIMIT, Phase, from_runsc};
 use crate::gate::{Gate, Lander};

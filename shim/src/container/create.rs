@@ -9,38 +9,30 @@ use containerd_shim_protos::api::Mount;
 use containerd_shim_protos::events::task::{TaskCreate, TaskIO};
 use protobuf::MessageField;
 use protobuf::well_known_types::any::Any;
-use serde::Deserialize;
 use serde_json::Value;
-use thaw_config::{Config, Mode, RESTORE_FROM_ANNOTATION, RunscToml};
-use thaw_proto::failpoint;
-use thaw_runsc::command::{Create, Runsc};
+use thaw_config::{Mode, RunscToml};
+use thaw_runsc::command::Runsc;
 use thaw_runsc::probe::{self, RuntimeProbe};
 use thaw_runsc::sidecar::SidecarDir;
-use thaw_runsc::spawn::Streams;
-use thaw_runsc::state::{Record, live_sandboxes};
+use thaw_runsc::state::live_sandboxes;
 use thaw_runsc::{RunscClient, cgroup_path, spec};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::pod::Pod;
-use super::{Container, Inner, KILL_LIMIT, Phase, Settings, from_runsc};
+use super::sandbox::{Sandbox, sandbox};
+use super::selection::{Selection, select};
+use super::{Container, Inner, KILL_LIMIT, Phase, Settings};
 use crate::env::Env;
 use crate::netns::NetworkState;
 use crate::node::{self, Lookup};
 use crate::order::{Order, Step};
 use crate::pod::{self, Kind, Limits};
-use crate::process::ProcessRef;
 use crate::records::ContainerRecord;
 use crate::status::{Result, TaskError};
-use crate::stdio::{ConsoleSocket, ProcessIo, Wanted};
+use crate::stdio::{ProcessIo, Wanted};
 use crate::undo::{RunscPart, UndoState};
 use crate::{cgroup, logger, options, paths, program, rootfs};
-
-/// What CRI plugins write into specs.
-const POD_NAMESPACE: &str = "io.kubernetes.cri.sandbox-namespace";
-const IMAGE_NAME: &str = "io.kubernetes.cri.image-name";
-/// What Task.Checkpoint leaves in the directory that it is given.
-pub(super) const CHECKPOINT_FILE: &str = "thaw.json";
 
 /// Create's request.
 #[derive(Debug, Clone, Default)]
@@ -53,13 +45,6 @@ pub(crate) struct CreateArgs {
     pub(crate) checkpoint: String,
     /// Runtime options.
     pub(crate) options: Any,
-}
-
-/// The content of [`CHECKPOINT_FILE`].
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, Deserialize)]
-pub(super) struct CheckpointRef {
-    pub(super) store: String,
-    pub(super) snapshot: String,
 }
 
 /// Makes a container. If it fails nothing of it is left.
@@ -433,75 +418,6 @@ impl Plan {
     }
 }
 
-/// A sandbox that was made.
-pub(super) struct Sandbox {
-    pub(super) pid: i32,
-    pub(super) process: Option<ProcessRef>,
-    pub(super) gofer: Option<ProcessRef>,
-    pub(super) control_socket: PathBuf,
-}
-
-/// Runs `runsc create` with fresh streams. A pod's member gets its streams at its start, but for a terminal.
-pub(super) async fn sandbox(
-    env: &Env,
-    client: &RunscClient,
-    id: &str,
-    bundle: &Path,
-    hash: &str,
-    io: &ProcessIo,
-    member: bool,
-) -> Result<Sandbox> {
-    tokio::time::sleep(failpoint::delay("shim.before-create")).await;
-    let pid_file = bundle.join("init.pid");
-    let console = io
-        .wanted()
-        .terminal
-        .then(|| {
-            let name = format!("{}.sock", &hash[..32]);
-            ConsoleSocket::bind(env.config.run_dir.join("tty").join(name))
-        })
-        .transpose()?;
-    let create = Create {
-        id: id.to_owned(),
-        bundle: bundle.to_owned(),
-        pid_file: Some(pid_file.clone()),
-        console_socket: console.as_ref().map(|console| console.path().to_owned()),
-        user_log: None,
-    };
-    let streams = if member {
-        Streams::captured()
-    } else {
-        io.attach()?
-    };
-    client.create(&create, streams).await.map_err(from_runsc)?;
-    if let Some(console) = console {
-        io.attach_console(console.receive(client.limit).await?)?;
-    }
-    let pid = std::fs::read_to_string(&pid_file)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .ok_or_else(|| {
-            TaskError::Internal(format!(
-                "runsc wrote no process id to {}",
-                pid_file.display()
-            ))
-        })?;
-    let record = Record::load(&client.runsc.root, id)
-        .map_err(|e| TaskError::Internal(e.to_string()))?
-        .ok_or_else(|| {
-            TaskError::Internal(format!(
-                "runsc has no record of container {id}, which it has just made"
-            ))
-        })?;
-    tokio::time::sleep(failpoint::delay("shim.after-create")).await;
-    Ok(Sandbox {
-        pid,
-        process: ProcessRef::of(pid),
-        gofer: ProcessRef::of(record.gofer_pid),
-        control_socket: record.sandbox.control_socket,
-    })
-}
-
 /// The runsc that the configuration and the request's options name.
 fn runsc(env: &Env, options: &RunscToml, bundle: &Path, spec: &Value) -> Result<Runsc> {
     let path = options
@@ -542,59 +458,6 @@ fn begin_log(options: &RunscToml, id: &str) -> Result<()> {
     }
 }
 
-/// What the request, the annotations and the configuration say about restoring.
-struct Selection {
-    mode: Mode,
-    pinned: Option<String>,
-    image: Option<String>,
-}
-
-fn select(
-    env: &Env,
-    args: &CreateArgs,
-    kind: &Kind,
-    annotations: &BTreeMap<String, String>,
-) -> Result<Selection> {
-    let namespace = annotations.get(POD_NAMESPACE).unwrap_or(&env.namespace);
-    let mut mode = env
-        .config
-        .mode(namespace, annotations)
-        .map_err(TaskError::InvalidArgument)?;
-    let mut pinned = annotations.get(RESTORE_FROM_ANNOTATION).cloned();
-    if let Some(snapshot) = &pinned {
-        if !paths::is_component(snapshot) {
-            return Err(TaskError::InvalidArgument(format!(
-                "annotation {RESTORE_FROM_ANNOTATION} is {snapshot:?}, which is no snapshot id"
-            )));
-        }
-        // Naming a snapshot is asking for it, unless the annotation says otherwise.
-        if mode == Mode::Off && !annotations.contains_key(thaw_config::SNAPSHOT_ANNOTATION) {
-            mode = Mode::Auto;
-        }
-    }
-    if !args.checkpoint.is_empty() {
-        pinned = Some(checkpoint_snapshot(
-            &env.config,
-            Path::new(&args.checkpoint),
-        )?);
-        mode = Mode::Require;
-    }
-    if *kind != Kind::Plain {
-        if mode == Mode::Require {
-            return Err(TaskError::FailedPrecondition(format!(
-                "container {} must be restored and belongs to a pod; only containers without a pod can be restored",
-                args.id
-            )));
-        }
-        mode = Mode::Off;
-    }
-    Ok(Selection {
-        mode,
-        pinned,
-        image: annotations.get(IMAGE_NAME).cloned(),
-    })
-}
-
 /// The container that holds the sandbox which a member names.
 fn pod_root(id: &str, found: Result<Arc<Container>>) -> Result<Arc<Container>> {
     let root = found.map_err(|error| {
@@ -612,34 +475,6 @@ fn pod_root(id: &str, found: Result<Arc<Container>>) -> Result<Arc<Container>> {
         Phase::Running | Phase::Paused => Ok(root),
         _ => Err(root.not_in("running")),
     }
-}
-
-fn checkpoint_snapshot(config: &Config, dir: &Path) -> Result<String> {
-    let path = dir.join(CHECKPOINT_FILE);
-    let bytes = std::fs::read(&path).map_err(|e| {
-        TaskError::InvalidArgument(format!(
-            "checkpoint {} is none of Thaw's: cannot read {}: {e}",
-            dir.display(),
-            path.display()
-        ))
-    })?;
-    let found: CheckpointRef = serde_json::from_slice(&bytes)
-        .map_err(|e| TaskError::InvalidArgument(format!("{} is damaged: {e}", path.display())))?;
-    if found.store != config.store_url() {
-        return Err(TaskError::FailedPrecondition(format!(
-            "the checkpoint in {} is in store {}, this node uses {}",
-            dir.display(),
-            found.store,
-            config.store_url()
-        )));
-    }
-    if !paths::is_component(&found.snapshot) {
-        return Err(TaskError::InvalidArgument(format!(
-            "{} names no snapshot",
-            path.display()
-        )));
-    }
-    Ok(found.snapshot)
 }
 
 fn read_spec(bundle: &Path) -> Result<Value> {
@@ -699,37 +534,5 @@ impl Container {
         if let Err(error) = record.save(&path) {
             tracing::warn!(%error, path = %path.display(), "cannot write the container's record");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_checkpoint_must_be_of_this_store() {
-        let dir = tempfile::tempdir().unwrap();
-        let config = Config::default();
-        let error = checkpoint_snapshot(&config, dir.path()).unwrap_err();
-        assert_eq!(error.code(), ttrpc::Code::INVALID_ARGUMENT);
-        let write = |store: &str, snapshot: &str| {
-            let value = CheckpointRef {
-                store: store.to_owned(),
-                snapshot: snapshot.to_owned(),
-            };
-            std::fs::write(
-                dir.path().join(CHECKPOINT_FILE),
-                serde_json::to_vec(&value).unwrap(),
-            )
-            .unwrap();
-        };
-        write("s3://other", "abc");
-        let error = checkpoint_snapshot(&config, dir.path()).unwrap_err();
-        assert_eq!(error.code(), ttrpc::Code::FAILED_PRECONDITION);
-        assert!(error.to_string().contains("s3://other"), "{error}");
-        write(&config.store_url(), "../abc");
-        assert!(checkpoint_snapshot(&config, dir.path()).is_err());
-        write(&config.store_url(), "abc");
-        assert_eq!(checkpoint_snapshot(&config, dir.path()).unwrap(), "abc");
     }
 }

@@ -7,6 +7,8 @@ mod exit;
 #[cfg(test)]
 mod fakes;
 mod pod;
+mod sandbox;
+mod selection;
 mod start;
 mod stats;
 #[cfg(test)]

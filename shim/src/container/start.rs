@@ -9,8 +9,8 @@ use thaw_proto::{Outcome, Reason, StartRecord, failpoint};
 use thaw_runsc::spawn::Streams;
 use thaw_runsc::state::Record;
 
-use super::create::sandbox;
 use super::pod::set_oom_score;
+use super::sandbox::sandbox;
 use super::trial::{self, TrialEnd};
 use super::{Container, ExitInfo, KILL_LIMIT, Phase, Restored, from_runsc};
 use crate::cgroup;
