@@ -29,8 +29,6 @@ need_go() { command -v go >/dev/null || die "go is missing: install Go 1.26 or n
 need_cargo() { command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup (https://rustup.rs) and put it into PATH"; }
 need_apt() { command -v apt-get >/dev/null || die "apt-get is missing: this script installs $1 on Debian only; install it yourself, or set $2"; }
 
-need_patch() { command -v patch >/dev/null || die "patch is missing: install it, e.g. 'apt-get install patch'"; }
-
 # --- runsc ---
 
 has_runsc() { [[ -n ${THAW_RUNSC:-} ]] || [[ "$("$bin/runsc" --version 2>/dev/null | head -n 1)" == "runsc version $RUNSC_VERSION" ]]; }
@@ -67,6 +65,7 @@ missing_packages() {
     command -v ip >/dev/null || echo iproute2
     command -v iptables >/dev/null || echo iptables
     command -v runc >/dev/null || echo runc
+    command -v patch >/dev/null || echo patch
     [[ -x /usr/lib/cni/bridge ]] || echo containernetworking-plugins
 }
 has_packages() { [[ -z $(missing_packages) ]]; }

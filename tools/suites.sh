@@ -17,6 +17,7 @@ stamp() { mkdir -p "$stamps" && stamp_of "$1" >"$stamps/$1"; }
 module_copy() {
     local module=$1 dir copy
     shift
+    command -v patch >/dev/null || { echo "patch is missing: run tools/install.sh packages" >&2; return 1; }
     dir=$(cd / && go mod download -json "$module" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
     [[ -d $dir ]] || { echo "go mod download has no directory for $module" >&2; return 1; }
     copy=$(mktemp -d "$tools/source.XXXXXX")
@@ -32,7 +33,7 @@ module_copy() {
 
 # runc-fp is a runc with failpoints, for two of its tests.
 has_client-suite() { [[ -x $bin/client.test && -x $bin/runc-fp ]] && stamped client-suite; }
-check_client-suite() { need_go; need_patch; }
+check_client-suite() { need_go; }
 install_client-suite() {
     local copy status=0
     copy=$(module_copy "github.com/containerd/containerd/v2@$CONTAINERD_VERSION" "$here"/patches/containerd-*.patch) || return 1
@@ -46,7 +47,7 @@ install_client-suite() {
 # --- critest and crictl ---
 
 has_critest() { [[ -x $bin/critest && -x $bin/crictl ]] && stamped critest; }
-check_critest() { need_go; need_patch; }
+check_critest() { need_go; }
 install_critest() {
     local copy status=0
     copy=$(module_copy "sigs.k8s.io/cri-tools@$CRI_TOOLS_VERSION" "$here"/patches/critest-*.patch) || return 1
@@ -61,7 +62,7 @@ install_critest() {
 # --- gVisor's own shim, to compare with ---
 
 has_gvisor-shim() { [[ -x $bin/containerd-shim-runsc-v1 ]] && stamped gvisor-shim; }
-check_gvisor-shim() { need_go; need_patch; }
+check_gvisor-shim() { need_go; }
 install_gvisor-shim() {
     local copy status=0
     copy=$(module_copy "${RUNSC_MODULE/\/runsc@/@}" "$here"/patches/gvisor-*.patch) || return 1
