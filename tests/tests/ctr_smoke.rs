@@ -277,3 +277,51 @@ fn ids_may_be_prefixes_of_each_other_and_may_come_again() {
     }
     scene.end();
 }
+
+#[test]
+fn the_options_file_of_gvisors_shim_is_taken() {
+    let scene = Scene::new(StoreKind::Directory);
+    let scratch = scene.node.files().scratch();
+    let file = |name: &str, text: &str| {
+        let path = scratch.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let logs = scratch.join("logs");
+    let good = file(
+        "good.toml",
+        &format!(
+            "binary_name = '{}'\nlog_path = '{}/%ID%/'\nlog_level = 'debug'\ngrouping = true\n\
+             [runsc_config]\nhost-uds = 'none'\n",
+            scene.node.files().bin().join("runsc").display(),
+            logs.display()
+        ),
+    );
+    let with = |id: &str, options: &std::path::Path| {
+        let flag = format!("--runtime-config-path={}", options.display());
+        scene
+            .node
+            .run_attached(&sh(id, "echo here").flag(&flag))
+            .unwrap()
+    };
+    let output = with("good", &good);
+    assert_eq!(output.stdout, "here\n", "{output}");
+    let log = fs::read_to_string(logs.join("good/runsc-shim-good.log")).unwrap();
+    assert!(log.contains("container ended"), "{log}");
+
+    for (id, text, named) in [
+        ("key", "binary_nam = 'x'", "binary_nam"),
+        ("binary", "binary_name = '/no/runsc'", "/no/runsc"),
+        ("flag", "[runsc_config]\nno-such-flag = '1'", "no-such-flag"),
+        ("level", "log_level = 'loud'", "loud"),
+    ] {
+        let output = with(id, &file(&format!("{id}.toml"), text));
+        assert!(!output.ok(), "{output}");
+        assert!(output.stderr.contains(named), "{output}");
+        scene.remove(id);
+    }
+    let output = with("missing", &scratch.join("missing.toml"));
+    assert!(output.stderr.contains("missing.toml"), "{output}");
+    scene.remove("missing");
+    scene.end();
+}
