@@ -4,6 +4,7 @@
 mod bootstrap;
 mod cgroup;
 mod container;
+mod deleted;
 mod env;
 mod forward;
 mod gate;

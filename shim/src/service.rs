@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use ttrpc::asynchronous::TtrpcContext;
 
 use crate::container::{Container, CreateArgs, ExitInfo, Phase, create};
+use crate::deleted::Deleted;
 use crate::env::Env;
 use crate::publisher::{pack, timestamp};
 use crate::status::{Result, TaskError};
@@ -39,8 +40,7 @@ enum Slot {
 pub(crate) struct Shim {
     env: Arc<Env>,
     slots: Mutex<HashMap<String, Slot>>,
-    /// Results of deletes, for a caller that missed its answer and asks again.
-    deleted: Mutex<HashMap<String, (u32, ExitInfo)>>,
+    deleted: Mutex<Deleted>,
     /// Shutdown was asked for while there were containers.
     ending: AtomicBool,
     socket_removed: AtomicBool,
@@ -84,7 +84,7 @@ impl Shim {
         self.slots.lock().expect("container table lock")
     }
 
-    fn deleted(&self) -> MutexGuard<'_, HashMap<String, (u32, ExitInfo)>> {
+    fn deleted(&self) -> MutexGuard<'_, Deleted> {
         self.deleted.lock().expect("delete result lock")
     }
 
@@ -133,8 +133,7 @@ impl Shim {
             slots.insert(id.clone(), Slot::Reserved);
             self.ending.store(false, Ordering::Relaxed);
         }
-        self.deleted()
-            .retain(|key, _| !key.starts_with(&format!("{id}/")));
+        self.deleted().forget(&id);
         let pods = self.clone();
         match create(self.env.clone(), args, move |id| pods.container(id)).await {
             Ok(container) => {
@@ -150,26 +149,25 @@ impl Shim {
     }
 
     async fn delete_process(self: Arc<Self>, id: String, exec: String) -> Result<(u32, ExitInfo)> {
-        let key = format!("{id}/{exec}");
         let container = match self.container(&id) {
             Ok(container) => container,
-            Err(error) => return self.deleted().get(&key).copied().ok_or(error),
+            Err(error) => return self.deleted().get(&id, &exec).ok_or(error),
         };
         let result = if exec.is_empty() {
             let exit = container.clone().delete().await?;
             let result = (container.pid(), exit);
-            self.deleted().insert(key, result);
+            self.deleted().keep(&id, &exec, result);
             self.slots().remove(&id);
             self.end_if_asked();
             result
         } else {
             match container.delete_exec(&exec).await {
                 Ok(result) => {
-                    self.deleted().insert(key, result);
+                    self.deleted().keep(&id, &exec, result);
                     result
                 }
                 Err(error @ TaskError::NotFound(_)) => {
-                    self.deleted().get(&key).copied().ok_or(error)?
+                    self.deleted().get(&id, &exec).ok_or(error)?
                 }
                 Err(error) => return Err(error),
             }
@@ -469,8 +467,7 @@ impl Task for Services {
             Ok(container) if request.exec_id.is_empty() => container.wait().await,
             Ok(container) => container.exec(&request.exec_id)?.wait().await,
             Err(error) => {
-                let key = format!("{}/{}", request.id, request.exec_id);
-                let known = self.0.deleted().get(&key).copied();
+                let known = self.0.deleted().get(&request.id, &request.exec_id);
                 known.ok_or(error)?.1
             }
         };
