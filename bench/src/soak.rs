@@ -14,6 +14,10 @@ use crate::world::{Shim, World};
 const CONTAINERS: usize = 200;
 /// Containers before the first count: containerd's and the kernel's own caches grow at first.
 const WARM_UP: usize = 20;
+/// Execs in one container.
+const EXECS: usize = 200;
+/// MiB that a shim's allocator may keep.
+const ALLOCATOR_NOISE: f64 = 0.5;
 /// MiB that containerd's garbage-collected heap may differ by.
 const HEAP_NOISE: f64 = 16.0;
 
@@ -27,8 +31,10 @@ pub(crate) fn measure(world: &mut World, results: &Results, _repeat: usize) -> a
         live_and_die(world, number)?;
     }
     let after = count(world, WARM_UP + CONTAINERS)?;
+    let (shim_before, shim_after) = probes(world)?;
     let mut grown = Vec::new();
-    for (ours, peer) in after.iter().zip(&before) {
+    let all_after = after.iter().chain(&shim_after);
+    for (ours, peer) in all_after.zip(before.iter().chain(&shim_before)) {
         results.add(ours.row, &[ours.value], &[peer.value], ours.unit, "before")?;
         if ours.value > peer.value + ours.tolerance {
             grown.push(format!("{}: {} -> {}", ours.row, peer.value, ours.value));
@@ -36,10 +42,39 @@ pub(crate) fn measure(world: &mut World, results: &Results, _repeat: usize) -> a
     }
     anyhow::ensure!(
         grown.is_empty(),
-        "after {CONTAINERS} containers there is more of: {}",
+        "after {CONTAINERS} containers and {EXECS} execs in one there is more of: {}",
         grown.join(", ")
     );
     Ok(())
+}
+
+/// What one shim holds before and after many execs in its container, as a probe makes them.
+fn probes(world: &World) -> anyhow::Result<(Vec<Count>, Vec<Count>)> {
+    let (node, id) = (world.node(), "soak-probes");
+    let shim = world.start_idle(Shim::Thaw, id)?;
+    let run = |times: usize| -> anyhow::Result<Vec<Count>> {
+        for _ in 0..times {
+            node.exec(id, &["true"])?.success()?;
+        }
+        let bundle = node.files().bundles(node.namespace()).join(id);
+        Ok(vec![
+            exact(
+                "soak-exec-fds",
+                "open files of the shim",
+                entries(Path::new(&format!("/proc/{shim}/fd"))),
+            ),
+            Count {
+                row: "soak-exec-memory",
+                unit: "MiB of the shim",
+                value: memory(shim, "RssAnon:")?,
+                tolerance: ALLOCATOR_NOISE,
+            },
+            exact("soak-exec-files", "files of the bundle", tree(&bundle)),
+        ])
+    };
+    let counts = (run(WARM_UP)?, run(EXECS)?);
+    world.remove(id)?;
+    Ok(counts)
 }
 
 /// Every second container is attached and ends by itself; the others are detached, serve an exec and are killed.
@@ -69,6 +104,15 @@ struct Count {
     tolerance: f64,
 }
 
+fn exact(row: &'static str, unit: &'static str, value: usize) -> Count {
+    Count {
+        row,
+        unit,
+        value: value as f64,
+        tolerance: 0.0,
+    }
+}
+
 /// Counts everything once the last shim is gone. `containers`: how many there were, to look for their sockets.
 fn count(world: &World, containers: usize) -> anyhow::Result<Vec<Count>> {
     let node = world.node();
@@ -87,12 +131,6 @@ fn count(world: &World, containers: usize) -> anyhow::Result<Vec<Count>> {
     let sockets = (0..containers)
         .filter(|number| files.shim_socket(node.namespace(), &name(*number)).exists())
         .count();
-    let exact = |row, unit, value: usize| Count {
-        row,
-        unit,
-        value: value as f64,
-        tolerance: 0.0,
-    };
     Ok(vec![
         exact(
             "soak-fds",
