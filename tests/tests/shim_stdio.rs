@@ -338,6 +338,7 @@ fn descriptors(pid: u32) -> usize {
 
 #[test]
 fn execs_leave_no_descriptors_behind() {
+    const EXECS: usize = 20;
     on_both(|stage| {
         stage.launch("c", &Spec::sh("sleep 600")).unwrap();
         assert!(stage.create("c").unwrap() && stage.start("c"));
@@ -348,11 +349,17 @@ fn execs_leave_no_descriptors_behind() {
                 assert!(stage.start_exec("c", "e") && stage.wait("c", "e"));
                 assert!(stage.delete("c", "e"));
             }
-            descriptors(stage.shim_pid("c"))
         };
         // What is opened once and kept is open after the first few.
-        let before = run(stage, 3);
-        let after = run(stage, 20);
-        assert!(after <= before, "{before} descriptors, then {after}");
+        run(stage, 3);
+        let shim = stage.shim_pid("c");
+        let before = descriptors(shim);
+        run(stage, EXECS);
+        let after = descriptors(shim);
+        // runc's shim opens one or two of its runtime's own as it goes; a leak is one or more for each exec.
+        assert!(
+            after < before + EXECS / 4,
+            "{before} descriptors, then {after}"
+        );
     });
 }
