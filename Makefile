@@ -26,7 +26,7 @@ conform: ## Other people's suites against runc's shim, gVisor's and Thaw (40 min
 	@tools/install.sh packages runsc containerd client-suite critest gvisor-shim $(if $(SUITE)$(SHIM),,old-containerds)
 	@cargo build --locked --workspace --bins --features thaw-proto/failpoints
 	@$(or $(CARGO_TARGET_DIR),target)/debug/thaw-conform --binaries $(or $(CARGO_TARGET_DIR),target)/debug $(if $(SUITE),--suite $(SUITE)) $(if $(SHIM),--shim $(SHIM))
-	@$(if $(SUITE)$(SHIM),,tools/test.sh suite:versions)
+	@$(if $(SUITE)$(SHIM),,THAW_PEERS=all tools/test.sh suite:shim_differential suite:versions)
 
 lint: ## Formatting, clippy, documentation, dependencies
 	@tools/test.sh format clippy docs deny
